@@ -53,9 +53,7 @@ READINGS = {
     "shifted": AlignmentViewFilter(shift=True),
     "chosen": AlignmentViewFilter(),
 }
-READINGS |= {
-    f"{name}, means": AlignmentViewFilter(head="mean", shift=views.shift) for name, views in READINGS.items()
-}
+READINGS |= {f"{name}, means": AlignmentViewFilter(head="mean", shift=views.shift) for name, views in READINGS.items()}
 
 
 @dataclass(frozen=True)

@@ -209,9 +209,7 @@ def additive_in_float64(leaves: list[Tensor], upstream: Tensor) -> list[Tensor]:
             part = [x.clone().requires_grad_() for x in part]
             run = functools.partial(plain_additive, *part)
             out[some], *found = and_gradients(run, part, upstream[some].double())
-            for total, x in zip(
-                [grads[0][some], grads[1][one], grads[2][one], *grads[3:]], found, strict=True
-            ):
+            for total, x in zip([grads[0][some], grads[1][one], grads[2][one], *grads[3:]], found, strict=True):
                 total += x
     return [out, *grads]
 
@@ -302,9 +300,7 @@ def ours_loop(d: Decoder) -> Run:
         prepared, contexts = d.score.prepare(d.key), []
         for query in d.query.unbind():
             context = jumok.attend(query[:, None], prepared, d.value, score=d.score, mask=mask)
-            contexts.append(
-                context.squeeze(1)
-            )  # a view both ways, where [:, 0] would be copied in the backward
+            contexts.append(context.squeeze(1))  # a view both ways, where [:, 0] would be copied in the backward
         return contexts_and_gradients(contexts, d.leaves)
 
     return run
@@ -433,9 +429,7 @@ def step_tables(rows: list[Row]) -> None:
         ours, fast_ms = (min((ms for ms in side if ms), default=None) for side in zip(*pairs, strict=True))
         row["ratios"]["best"] = ratio(ours, fast_ms)
         if len(pairs) > 1:
-            lines.append(
-                [row["case"], "best", ours, None, fast_ms, "", None, row["ratios"]["best"], None, None]
-            )
+            lines.append([row["case"], "best", ours, None, fast_ms, "", None, row["ratios"]["best"], None, None])
     head = ["case", "how", "ours", "eager", "compiled", "at once", "/eager", "/compiled", "MiB", "comp."]
     title = f"Additive, {rows[0]['steps']} steps, forward and backward: ms of the whole loop, ratios of ours"
     r.table(title, head, lines)

@@ -91,9 +91,7 @@ class RandomTexts:
         chance = np.random.default_rng(0)
         lengths = evenly(size.shortest, size.longest, size.texts)
         said = words(batches * int(lengths.sum()), size.vocabulary)
-        return [
-            cls._draw_batch(size, chance.permutation(lengths), ids, chance) for ids in np.split(said, batches)
-        ]
+        return [cls._draw_batch(size, chance.permutation(lengths), ids, chance) for ids in np.split(said, batches)]
 
     @classmethod
     def _draw_batch(cls, size: Size, lengths: Ints, ids: Ints, chance: np.random.Generator) -> RandomTexts:
@@ -123,9 +121,7 @@ class RandomTexts:
             segments=torch.from_numpy(pad_array(self.segments, length, 0))[None],
             masked_indices=torch.from_numpy(pad_array(self.masked_indices, room, 0)),
             labels=torch.from_numpy(pad_array(self.labels, room, IGNORE)),
-            next_sentence_labels=torch.from_numpy(
-                pad_array(self.next_sentence_labels, len(tokens.lengths), IGNORE)
-            ),
+            next_sentence_labels=torch.from_numpy(pad_array(self.next_sentence_labels, len(tokens.lengths), IGNORE)),
             count=count,
         )
 
@@ -336,9 +332,7 @@ def pretraining_ways(
 ) -> list[Way]:
     """What matters most comes first; and only what makes sense here."""
 
-    def our(
-        batches: list[PretrainingBatch], compiled: bool = plan.compile, graph: bool = plan.on_gpu
-    ) -> Ready:
+    def our(batches: list[PretrainingBatch], compiled: bool = plan.compile, graph: bool = plan.on_gpu) -> Ready:
         model = copy.deepcopy(ours).to(plan.device).train()
         if compiled:
             model.compile()
@@ -494,9 +488,7 @@ def inference(report: Report, plan: Plan) -> None:
                 compare(report, row, ours, theirs, there, 3 if plan.quick else TURNS)
 
 
-def compare(
-    report: Report, row: Row, ours: Bert, theirs: Any, batches: list[dict[str, Tensor]], turns: int
-) -> None:
+def compare(report: Report, row: Row, ours: Bert, theirs: Any, batches: list[dict[str, Tensor]], turns: int) -> None:
     """Note by how much both differ at most, at real places; and measure them in turn."""
 
     @torch.inference_mode()

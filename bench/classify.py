@@ -94,9 +94,7 @@ def check(plan: Plan, ours: HierarchicalAttentionNetwork, texts: Reviews) -> dic
     """
     numbers = list(range(min(len(texts.documents), PAPER)))
     some = texts.some(numbers)
-    batch = (
-        DocumentBatcher(some.documents, some.labels, max_tokens=1, seed=1).collate(numbers).to(plan.device)
-    )
+    batch = DocumentBatcher(some.documents, some.labels, max_tokens=1, seed=1).collate(numbers).to(plan.device)
     block = Block.of(some.documents, some.labels).to(plan.device)
     moved = HierarchicalAttentionNetwork(ours.config, texts.vocabulary, 2).to(plan.device).eval()
     moved.load_state_dict(ours.state_dict())
@@ -177,9 +175,7 @@ def training(report: Report, plan: Plan) -> None:
 
 def learning(plan: Plan, start: HierarchicalAttentionNetwork, data: DocumentBatcher, chosen: Chosen) -> Run:
     """Ours: a round of the steps of `jumok train`."""
-    model = HierarchicalAttentionNetwork(
-        start.config, start.embedding.num_embeddings, start.output.out_features
-    )
+    model = HierarchicalAttentionNetwork(start.config, start.embedding.num_embeddings, start.output.out_features)
     model.load_state_dict(start.state_dict())
     settings = TrainConfig(
         optimizer="adamw",
@@ -210,9 +206,7 @@ def learning_padded(
     plan: Plan, start: HierarchicalAttentionNetwork, texts: Reviews, chosen: Chosen, packed: bool
 ) -> Run:
     model = PaddedNetwork.like(start, packed).to(plan.device).train()
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=DECAY, fused=True
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=DECAY, fused=True)
     blocks = []
     for numbers in chosen.batches:
         some = texts.some(numbers)
@@ -387,9 +381,7 @@ def inference_tables(rows: list[Row]) -> None:
     names = ("ours", "padded, packed GRU", "padded")
     for row in rows:
         ways = row["ways"]
-        row["ratios"] = {
-            f"ours / {name}": ratio(r.get(ways, "ours"), r.get(ways, name)) for name in names[1:]
-        }
+        row["ratios"] = {f"ours / {name}": ratio(r.get(ways, "ours"), r.get(ways, name)) for name in names[1:]}
         rates = [r.get(ways, name, "documents_s") for name in names]
         spread = "–".join(r.number(x) for x in row.get("spread", [])) or "–"
         lines.append([row["case"], f"{row['real']:.1%}", *rates, row.get("in_turn"), spread, row.get("best")])
@@ -415,9 +407,7 @@ def inference_tables(rows: list[Row]) -> None:
 # --------------------------------------------------------------------------------------------- baselines
 
 
-def baselines(
-    report: Report, plan: Plan, runs: Sequence[Path] = (), only: Sequence[str] = tuple(tfidf.TASKS)
-) -> None:
+def baselines(report: Report, plan: Plan, runs: Sequence[Path] = (), only: Sequence[str] = tuple(tfidf.TASKS)) -> None:
     """TF-IDF on each of the data sets that are found; and what runs of ours came to."""
     beside = tfidf.load_scores(runs)
     for name, make in tfidf.TASKS.items():

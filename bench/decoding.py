@@ -98,16 +98,12 @@ def random_work(config: TransformerConfig, text: Text) -> Work:
 def work_of_recipe(plan: Plan) -> Work:
     if plan.quick:
         layers = {"encoder_layers": 1, "decoder_layers": 2}
-        small = TransformerConfig(
-            width=16, num_heads=2, feed_forward_width=32, tie_embeddings="all", **layers
-        )
+        small = TransformerConfig(width=16, num_heads=2, feed_forward_width=32, tie_embeddings="all", **layers)
         return random_work(small, Text(11, 3, 7, 97))
     from jumok import recipe
 
     told = recipe.load(RECIPE)
-    return random_work(
-        told.model, Text(1000 if plan.device.type == "cuda" else 64, 6, 32, told.tokenizer.vocab_size)
-    )
+    return random_work(told.model, Text(1000 if plan.device.type == "cuda" else 64, 6, 32, told.tokenizer.vocab_size))
 
 
 def work_of_run(folder: Path, report: Report) -> Work:
@@ -143,9 +139,7 @@ def work_of_run(folder: Path, report: Report) -> Work:
 def our_decode(model: Any) -> Decode:
     def decode(source: Tokens, size: int, longest: int) -> Said:
         if size == 1:
-            return [
-                one.ids for one in decoding.greedy_search(model, source, max_length=longest, allow_unk=True)
-            ]
+            return [one.ids for one in decoding.greedy_search(model, source, max_length=longest, allow_unk=True)]
         found = decoding.beam_search(model, source, beam_size=size, max_length=longest, allow_unk=True)
         return [best.ids for (best,) in found]
 

@@ -26,9 +26,7 @@ def set_echo_weights(model: Transformer) -> Transformer:
     """Set the weights of a model with norms before its sublayers and one embedding for all."""
     config = model.config
     if (config.norm, config.tie_embeddings) != ("pre", "all"):
-        raise ValueError(
-            f"norm={config.norm}, tie_embeddings={config.tie_embeddings} came; expected pre and all"
-        )
+        raise ValueError(f"norm={config.norm}, tie_embeddings={config.tie_embeddings} came; expected pre and all")
     width, turning = config.width, config.width // config.num_heads
     attentions = [layer.attention for layer in model.encoder]
     attentions += [layer.self_attention for layer in model.decoder]

@@ -42,9 +42,7 @@ class HugeMap:
 
     def weights(self, head: int, rows: slice, cols: slice) -> Numbers:
         queries = np.arange(rows.start, rows.stop)[:, None]
-        return np.diff(self._upto(head, queries, np.arange(cols.start, cols.stop + 1)[None])).astype(
-            np.float32
-        )
+        return np.diff(self._upto(head, queries, np.arange(cols.start, cols.stop + 1)[None])).astype(np.float32)
 
     def received_weight(self, head: int, rows: slice) -> Numbers:
         queries = np.linspace(rows.start, rows.stop - 1, min(64, rows.stop - rows.start)).astype(int)[:, None]
@@ -64,9 +62,7 @@ class HugeMap:
         marked = self.marks[end]
         marks = np.where(marked > 0, self.marks[x] / np.maximum(marked, 1e-9), np.minimum(x, 1))
         place = query - self.back[head]
-        again = np.where(
-            place > 0, 1 / (1 + np.exp(-np.clip((x - place - 0.5) / 0.8, -40, 40))), np.minimum(x, 1)
-        )
+        again = np.where(place > 0, 1 / (1 + np.exp(-np.clip((x - place - 0.5) / 0.8, -40, 40))), np.minimum(x, 1))
         return (
             first * np.minimum(x, 1)
             + near * local

@@ -81,9 +81,7 @@ def build_layer(chosen: argparse.Namespace, causal: bool) -> Layer:
 def costs(report: Report, chosen: argparse.Namespace) -> None:
     for causal in (False, True):
         layer = build_layer(chosen, causal)
-        case = (
-            f"{chosen.tokens:,} tokens, {chosen.heads} heads of {chosen.width}{', causal' if causal else ''}"
-        )
+        case = f"{chosen.tokens:,} tokens, {chosen.heads} heads of {chosen.width}{', causal' if causal else ''}"
         forward(report, report.row("forward", case), layer)
         maps(report, report.row("maps", case, f"size {chosen.size}"), layer, chosen.size)
         for rows, cols in rectangles(chosen.tokens):
@@ -100,16 +98,12 @@ def forward(report: Report, row: Row, layer: Layer) -> None:
 
 
 def maps(report: Report, row: Row, layer: Layer, size: int) -> None:
-    report.measure_in_turns(
-        row, {"forward": layer.forward, "forward + maps": functools.partial(layer.watched, size)}
-    )
+    report.measure_in_turns(row, {"forward": layer.forward, "forward + maps": functools.partial(layer.watched, size)})
     sums = layer.by_cudnn(with_sums=True)[1] if layer.on_gpu else None
     captured = layer.capture(sums)
     if sums is None:
         statistics.compute_pooled_map(captured, head=None, size=8)  # and the sums are known
-    report.measure(
-        row, "maps", functools.partial(statistics.compute_pooled_map, captured, head=None, size=size)
-    )
+    report.measure(row, "maps", functools.partial(statistics.compute_pooled_map, captured, head=None, size=size))
     report.measure(
         row, "sums unknown", lambda: statistics.compute_pooled_map(layer.capture(None), head=None, size=size)
     )
@@ -153,18 +147,12 @@ def rectangles(tokens: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
 def tile(report: Report, row: Row, layer: Layer, rows: tuple[int, int], cols: tuple[int, int]) -> None:
     captured = layer.capture(layer.by_cudnn(with_sums=True)[1] if layer.on_gpu else None)
-    report.measure(
-        row, "tile", lambda: statistics.compute_pooled_map(captured, rows=rows, cols=cols, size=TILE)
-    )
+    report.measure(row, "tile", lambda: statistics.compute_pooled_map(captured, rows=rows, cols=cols, size=TILE))
 
 
 def tables(rows: Sequence[Row]) -> None:
     lines = []
-    plain = {
-        row["case"]: r.fastest(row["ways"], ["chosen", "cudnn"])[1]
-        for row in rows
-        if row["section"] == "forward"
-    }
+    plain = {row["case"]: r.fastest(row["ways"], ["chosen", "cudnn"])[1] for row in rows if row["section"] == "forward"}
     for row in rows:
         ways = row["ways"]
         best = r.get(ways, "forward") if row["section"] == "maps" else plain.get(row["case"])
@@ -221,9 +209,7 @@ def tune(report: Report, chosen: argparse.Namespace) -> None:
             right = came if right is None else right
             way["differs"] = ((came - right).abs() / right.clamp(min=1e-12)).max().item()
     ways = row["ways"]
-    lines = [
-        [name, r.get(ways, name), r.get(ways, name, "differs"), r.get(ways, name, "mib")] for name in ways
-    ]
+    lines = [[name, r.get(ways, name), r.get(ways, name, "differs"), r.get(ways, name, "mib")] for name in ways]
     lines.sort(key=lambda line: (line[1] is None, line[1]))
     r.table(
         "The pooling kernel, fastest first: ms, largest difference, MiB",
@@ -251,9 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
-    report = Report(
-        "look", torch.device(chosen.device), seconds=chosen.seconds, repeats=3 if chosen.quick else 10
-    )
+    report = Report("look", torch.device(chosen.device), seconds=chosen.seconds, repeats=3 if chosen.quick else 10)
     report.begin(chosen.out, quick=chosen.quick, section="tune" if chosen.tune else "all")
     try:
         (tune if chosen.tune else costs)(report, chosen)

@@ -95,9 +95,7 @@ def frames(page: Any, kind: str, scale: float, chosen: argparse.Namespace) -> di
 
 def serve(length: int) -> tuple[str, Any]:
     words = [f"t{n}" for n in range(length)]
-    data = ViewerData(
-        (ViewerLayer("layer", "self", (length, length), (0,), HugeMap(length, 1), words, words),)
-    )
+    data = ViewerData((ViewerLayer("layer", "self", (length, length), (0,), HugeMap(length, 1), words, words),))
     server = uvicorn.Server(uvicorn.Config(build_app(data), port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

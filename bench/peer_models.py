@@ -64,9 +64,7 @@ class Loop(nn.Module):
             self.v.weight.copy_(score.v[None])
             for name, parameter in self.cell.named_parameters():
                 parameter.copy_(getattr(ours.decoder.rnn, f"{name}_l0"))
-            self.readout.weight.copy_(
-                torch.cat([readout.state_projection.weight, readout.word_projection.weight], 1)
-            )
+            self.readout.weight.copy_(torch.cat([readout.state_projection.weight, readout.word_projection.weight], 1))
             self.readout.bias.copy_(readout.word_projection.bias)
 
     def loss(self, batch: Seq2SeqBatch, step: Step) -> Tensor:

@@ -39,9 +39,7 @@ Sections = Mapping[str, tuple[Callable[..., None], Callable[[list[Row]], None]]]
 class Report:
     """The rows of one benchmark run, and the clock that it runs against."""
 
-    def __init__(
-        self, bench: str, device: torch.device, *, seconds: float = math.inf, repeats: int = 20
-    ) -> None:
+    def __init__(self, bench: str, device: torch.device, *, seconds: float = math.inf, repeats: int = 20) -> None:
         self.device, self.seconds, self.repeats = device, seconds, repeats
         self.out: Path | None = None  # the JSON file
         self.began = time.perf_counter()
@@ -459,9 +457,7 @@ def error_table(title: str, rows: Sequence[Row], names: Sequence[str]) -> None:
         ours, eager = (row.get("errors", {}).get(way) for way in ("ours", "eager"))
         if ours and eager:
             worst = max(ours.values(), key=nan_last)
-            lines.append(
-                [row["case"], ours["out"], worst, *(ratio(ours[name], eager[name]) for name in names)]
-            )
+            lines.append([row["case"], ours["out"], worst, *(ratio(ours[name], eager[name]) for name in names)])
     if lines:
         head = ["case", "error: out", "worst", f"/eager: {names[0]}", *(f"d{name}" for name in names[1:])]
         table(f"{title}: relative error against float64, and as a multiple of eager PyTorch's", head, lines)

@@ -167,8 +167,7 @@ async def _served(server: load_generator.Server, plan: Plan) -> dict[str, float]
         "tokens_s": _grown(before, after, "jumok_processed_tokens_total") / seconds,
         "seconds": seconds,
         "in_a_batch": len(found) / batches,
-        "busy": _grown(before, after, "jumok_batch_duration_seconds_sum")
-        / seconds,  # the share that the model works
+        "busy": _grown(before, after, "jumok_batch_duration_seconds_sum") / seconds,  # the share that the model works
         "p50_s": statistics.median(times),
         "p99_s": quantile(times, 0.99),
         "mib": server.mib,

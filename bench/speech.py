@@ -112,9 +112,7 @@ def utterances(sizes: Sizes, *, fixed_shapes: bool) -> SpeechBatcher:
     fewest = FEWEST if sizes.symbols == SYMBOLS else 2
     symbols = np.clip(np.rint(chance.normal(*sizes.symbols, sizes.utterances)), fewest, MOST).astype(int)
     frames = np.rint(symbols * chance.lognormal(*PACE, sizes.utterances)).astype(int)
-    texts = [
-        [*chance.integers(len(SPECIAL_TOKENS), ALPHABET, many - 1).tolist(), EOS] for many in symbols.tolist()
-    ]
+    texts = [[*chance.integers(len(SPECIAL_TOKENS), ALPHABET, many - 1).tolist(), EOS] for many in symbols.tolist()]
     spectra = [chance.random((many, sizes.model.n_mels), np.float32) for many in frames.tolist()]
     places = [np.arange(long) * many // long for long, many in zip(frames, symbols, strict=True)]
     return SpeechBatcher(
@@ -255,9 +253,7 @@ def training(report: Report, plan: Plan) -> None:
         ways.append(Way("loop, graph", learned(lambda: with_frame_loop(ours), graphs=True)))
     if plan.compile:
         step = torch.compile(FrameLoop.step, dynamic=True)  # batches have many lengths
-        ways.append(
-            Way("loop, compiled", learned(lambda: with_frame_loop(ours, step), graphs=False), COMPILING)
-        )
+        ways.append(Way("loop, compiled", learned(lambda: with_frame_loop(ours, step), graphs=False), COMPILING))
     for way in ways:
         measure(report, row, way)
     for name, model in (("ours", ours), ("loop", with_frame_loop(ours))):
@@ -330,14 +326,10 @@ def training_tables(rows: list[Row]) -> None:
             figures = [way.get(what) for what in ("frames_s", "ms", "host_ms")]
             a_step = ratio(1e3 * way["ms"] if "ms" in way else None, row["steps"])
             more = [way.get(what) for what in ("mib", "first_s", "start")]
-            lines.append(
-                [name, *figures, a_step, *more, *(ratio(r.get(ways, p), way.get("ms")) for p in peers)]
-            )
+            lines.append([name, *figures, a_step, *more, *(ratio(r.get(ways, p), way.get("ms")) for p in peers)])
         marks = "abc"[: len(peers)]
         head = ["way", "frames/s", "ms", "launch", "µs a step", "MiB", "first s", "loss"]
-        r.table(
-            f"Training, {row['case']}, a round", [*head, *(f"× {m}" for m in marks)] if lines else head, lines
-        )
+        r.table(f"Training, {row['case']}, a round", [*head, *(f"× {m}" for m in marks)] if lines else head, lines)
         told = ", ".join(f"{mark}: {peer}" for mark, peer in zip(marks, peers, strict=True))
         print(f"  times as fast as {told}; at least {ASKED:g} times a are asked for")
         if "launches" in row:
@@ -370,9 +362,7 @@ def synthesis(report: Report, plan: Plan) -> None:
 
     def hear(mels: list[Any]) -> list[Any]:
         return [
-            sound.reconstruct_waveform(
-                each, num_iterations=turns, magnitude_power=known.decode.magnitude_power
-            )
+            sound.reconstruct_waveform(each, num_iterations=turns, magnitude_power=known.decode.magnitude_power)
             for each in mels
         ]
 
@@ -388,9 +378,7 @@ def synthesis(report: Report, plan: Plan) -> None:
         torch.set_num_threads(before)
 
 
-def speak(
-    report: Report, row: Row, say: Callable[[], list[Any]], hear: Callable[[list[Any]], Any], times: int
-) -> None:
+def speak(report: Report, row: Row, say: Callable[[], list[Any]], hear: Callable[[list[Any]], Any], times: int) -> None:
     """Measure both parts, one after the other, so many times; on the clock, and of all cores together."""
     parts = ("ours", "the network", "Griffin-Lim")
     if report.left <= 0:

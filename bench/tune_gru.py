@@ -66,9 +66,7 @@ def ways(size: Size) -> list[GruKernelBlockSizes]:
     usual = choose_gru_blocks(size.width, size.dtype)
     found = [usual, usual._replace(warps=usual.warps // 2), usual._replace(rows=32), usual._replace(warps=8)]
     found += [GruKernelBlockSizes(32, 8), GruKernelBlockSizes(64, 8), GruKernelBlockSizes(64, 4)]
-    if not gru.fits_weight_in_shared_memory(
-        size.width, size.dtype, get_max_shared_memory(torch.device("cuda", 0))
-    ):
+    if not gru.fits_weight_in_shared_memory(size.width, size.dtype, get_max_shared_memory(torch.device("cuda", 0))):
         found += [
             usual._replace(stages=2),
             usual._replace(stages=3),

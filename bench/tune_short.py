@@ -81,9 +81,7 @@ def made(case: Case) -> tuple[ShortSequenceLayout, masks.Mask]:
     keys = case.edges()
     queries = case.edges() if case.cross else keys
     longest = 128 if "one of 128" in case.name else case.longest  # what the longest sequence costs the others
-    mask = masks.packed(
-        keys, longest, **({"queries": queries, "longest_query": longest} if case.cross else {})
-    )
+    mask = masks.packed(keys, longest, **({"queries": queries, "longest_query": longest} if case.cross else {}))
     packing = ShortSequenceLayout(queries, keys, longest, longest, case.causal)
     return packing, mask & masks.causal() if case.causal else mask
 

@@ -122,9 +122,7 @@ def kernel_times(loop: Loop) -> dict[str, float]:
 
 
 def told(blocks: Both) -> str:
-    forward, backward = (
-        " ".join(f"{name[0]}{x}" for name, x in b._asdict().items() if name in TOLD) for b in blocks
-    )
+    forward, backward = (" ".join(f"{name[0]}{x}" for name, x in b._asdict().items() if name in TOLD) for b in blocks)
     return forward if forward == backward else f"{forward} | {backward}"
 
 

@@ -92,9 +92,7 @@ print(f"reached: {reached / 1e12:,.0f} trillion operations a second")
 for weights in (0.11e9, 0.34e9, 1e9, 7e9):
     rate = reached / (6 * weights)
     hours = 10e9 * PIECES / rate / 3600
-    print(
-        f"{weights / 1e9:5.2f} billion weights: {rate:9,.0f} tokens/s, 10 billion words in {hours:7,.0f} GPU hours"
-    )
+    print(f"{weights / 1e9:5.2f} billion weights: {rate:9,.0f} tokens/s, 10 billion words in {hours:7,.0f} GPU hours")
 
 # %% [markdown]
 # ## Data
@@ -106,9 +104,7 @@ for weights in (0.11e9, 0.34e9, 1e9, 7e9):
 # %%
 for words in (1e9, 10e9, 100e9):
     tokens, sentences = words * PIECES, words / WORDS_A_SENTENCE
-    print(
-        f"{words / 1e9:4.0f} billion words a side: {(tokens * 2 + sentences * 8) * 2 / 1e9:6,.0f} GB for both sides"
-    )
+    print(f"{words / 1e9:4.0f} billion words a side: {(tokens * 2 + sentences * 8) * 2 / 1e9:6,.0f} GB for both sides")
 eaten = translation["tokens_s"] * 2 * 2
 print(f"one GPU reads {eaten / 1e6:.1f} MB a second, 64 of them {eaten * 64 / 1e6:,.0f} MB")
 
@@ -127,9 +123,7 @@ print(f"one GPU reads {eaten / 1e6:.1f} MB a second, 64 of them {eaten * 64 / 1e
 step = translation["ms"] / 1000 / translation["steps"]
 weights = translation["weights"]["ours"]
 labels = translation["labels"] / translation["steps"]
-print(
-    f"a step of {labels:,.0f} target tokens takes {step * 1000:.1f} ms; {weights / 1e6:.0f} million weights"
-)
+print(f"a step of {labels:,.0f} target tokens takes {step * 1000:.1f} ms; {weights / 1e6:.0f} million weights")
 for n in (2, 8, 64):
     sent = 2 * (n - 1) / n * 4 * weights
     for batch in (1, 16):
@@ -146,9 +140,7 @@ for n in (2, 8, 64):
 
 # %%
 launched = measured("training-transformer-nvidia-h200.json", "6+6 layers of 512", way="ours, launched")
-print(
-    f"recorded {translation['tokens_s']:,.0f}, launched one by one {launched['tokens_s']:,.0f} tokens a second:"
-)
+print(f"recorded {translation['tokens_s']:,.0f}, launched one by one {launched['tokens_s']:,.0f} tokens a second:")
 print(
     f"several GPUs begin to pay at {ceil(translation['tokens_s'] / launched['tokens_s'])} of them or more, for a base model"
 )
@@ -177,23 +169,15 @@ busiest = USERS * A_DAY / 86_400 * PEAK
 print(f"{busiest:,.0f} requests in the busiest second")
 
 gpus = busiest / (beam["sentences_s"] * LOAD)
-print(
-    f"translation, beam 5, the tiny model of our benchmark: {gpus:.2f} of a GPU, so {max(2, ceil(gpus))} for a spare"
-)
+print(f"translation, beam 5, the tiny model of our benchmark: {gpus:.2f} of a GPU, so {max(2, ceil(gpus))} for a spare")
 shapes = {"tiny": (4, 4, 128, 256), "base": (6, 6, 512, 2048)}  # layers, width, feed-forward
-sizes = {
-    name: e * (4 * w * w + 2 * w * f) + d * (8 * w * w + 2 * w * f) for name, (e, d, w, f) in shapes.items()
-}
+sizes = {name: e * (4 * w * w + 2 * w * f) + d * (8 * w * w + 2 * w * f) for name, (e, d, w, f) in shapes.items()}
 print(f"a base model has {sizes['base'] / sizes['tiny']:.0f} times its weights outside of the embeddings")
 cores = busiest * WORDS_A_SENTENCE * PIECES / (reading["tokens_s"] * LOAD) * 2
 print(f"reading a sentence with MiniLM: {ceil(cores)} CPU cores")
-print(
-    f"1,000,000 translated sentences: {1e6 / (beam['sentences_s'] * LOAD) / 3600 * PRICE:.2f} dollars of GPU"
-)
+print(f"1,000,000 translated sentences: {1e6 / (beam['sentences_s'] * LOAD) / 3600 * PRICE:.2f} dollars of GPU")
 
-for path in sorted(
-    (ROOT / "bench" / "results").glob("serving-*.json")
-):  # the whole service, where it was measured
+for path in sorted((ROOT / "bench" / "results").glob("serving-*.json")):  # the whole service, where it was measured
     told = json.loads(path.read_text())
     for way, found in told["rows"][0]["ways"].items():
         if "sentences_s" in found:

@@ -32,9 +32,7 @@ KOREAN = """
 
 def main() -> int:
     """Write all pages and build them with Sphinx. The exit status is not zero if something is wrong."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lessons", nargs="*", metavar="NN", help="only these, as in 02 03, or none")
     options = parser.parse_args()
     begin = time.monotonic()

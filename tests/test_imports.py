@@ -61,9 +61,7 @@ def find_violations(src: Path) -> list[str]:
             there = rest.partition(".")[0]  # "" is `import jumok`: everything at once
             if top != "jumok" or there == here:
                 continue
-            if (here in ONLY and there not in ONLY[here]) or (
-                there in ONLY_BY and here not in ONLY_BY[there]
-            ):
+            if (here in ONLY and there not in ONLY[here]) or (there in ONLY_BY and here not in ONLY_BY[there]):
                 violations.append(f"{path.relative_to(src)}:{line} imports {name}")
     return violations
 

@@ -79,9 +79,7 @@ def test_labels_take_the_place_of_the_recipes_labels(tmp_path: Path) -> None:
     given = load("bert/sst2", ["data.train=mine.tsv", "data.label_names={no: negative, yes: positive}"])
     assert (given.data.label_names, given.data.train) == (labels, "mine.tsv")
     mine = tmp_path / "mine.yaml"
-    mine.write_text(
-        "base: bert/sst2\ndata:\n  label_names: {no: negative, yes: positive}\n", encoding="utf-8"
-    )
+    mine.write_text("base: bert/sst2\ndata:\n  label_names: {no: negative, yes: positive}\n", encoding="utf-8")
     begun = load(str(mine))
     assert (begun.data.label_names, begun.data.train) == (labels, load("bert/sst2").data.train)
 

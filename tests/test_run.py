@@ -21,9 +21,7 @@ def test_the_same_recipe_resumes_and_may_go_on_longer(tmp_path: Path) -> None:
     Run.create_or_resume(tmp_path / "run", load("bahdanau", ["train.max_steps=5"]))
     begun(tmp_path / "run")
     Run.create_or_resume(tmp_path / "run", load("bahdanau", ["train.max_steps=5"]))
-    longer = Run.create_or_resume(
-        tmp_path / "run", load("bahdanau", ["train.max_steps=9", "train.device=cpu"])
-    )
+    longer = Run.create_or_resume(tmp_path / "run", load("bahdanau", ["train.max_steps=9", "train.device=cpu"]))
     assert Run.open(longer.folder).recipe.train.max_steps == 9
 
 

@@ -108,9 +108,7 @@ def build(into: Path) -> None:
 
 def _build_section(path: Path, into: Path) -> list[str]:
     told = json.loads(path.read_text(encoding="utf-8"))
-    heading, about = next(
-        (text for name, text in ABOUT.items() if path.stem.startswith(name)), (path.stem, "")
-    )
+    heading, about = next((text for name, text in ABOUT.items() if path.stem.startswith(name)), (path.stem, ""))
     machine = told["machine"]
     where = machine.get("gpu") or f"{machine['cores']} cores of an {machine['cpu']}"
     write_if_changed(into / "files" / "bench" / "results" / path.name, path.read_bytes())

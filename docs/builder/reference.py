@@ -127,9 +127,7 @@ def _import_module(name: str) -> Any:
 def _list_public_names() -> Iterator[str]:
     """A table of the public names with the first paragraphs of their docstrings."""
     yield "The names of `import jumok`. They are loaded on first access.\n"
-    homes = {
-        name: page for page, (_, _, home, names) in PAGES.items() if home == "jumok" for name in names or ()
-    }
+    homes = {name: page for page, (_, _, home, names) in PAGES.items() if home == "jumok" for name in names or ()}
     rows = []
     for name in jumok.__all__:
         told = " ".join((inspect.getdoc(getattr(jumok, name)) or "").partition("\n\n")[0].split())
@@ -169,9 +167,7 @@ def _build_settings_page() -> str:
                 continue
             label = f"{task}-{section}-{kind.__module__.split('.')[-1]}-{kind.__name__.lower()}"
             shown[kind] = f"[{task}: {section}](#{label})"
-            title = f"{task}: {section}" + (
-                f" ({kind.__name__.removesuffix('Config')})" if section == "model" else ""
-            )
+            title = f"{task}: {section}" + (f" ({kind.__name__.removesuffix('Config')})" if section == "model" else "")
             lines += [f"({label})=", f"### {title}", "", *_build_key_table(section, kind), ""]
     return "\n".join(lines)
 

@@ -324,9 +324,7 @@ assert reach["recurrent"].argmax() == reach["attention"].argmax() == 0
 n, end = len(line), len(line) - 1
 edges = {
     "recurrent": [((0, s), (1, s)) for s in range(n)] + [((1, s), (1, s + 1)) for s in range(end)],
-    "convolutional": [
-        ((v, s), (v + 1, t)) for v in range(3) for t in range(n) for s in range(max(0, t - 2), t + 1)
-    ],
+    "convolutional": [((v, s), (v + 1, t)) for v in range(3) for t in range(n) for s in range(max(0, t - 2), t + 1)],
     "attention": [((0, s), (1, t)) for t in range(n) for s in range(t + 1)],
 }
 ways = {  # the shortest from the first word; a convolution's ends where it can go no further
@@ -377,11 +375,7 @@ with torch.no_grad():
 
 # %%
 fade: dict[str, Tensor] = {}
-for name, make in (
-    ("recurrent", [Recurrent]),
-    ("convolutional", [Convolution] * 3),
-    ("attention", [Attention]),
-):
+for name, make in (("recurrent", [Recurrent]), ("convolutional", [Convolution] * 3), ("attention", [Attention])):
     total = torch.zeros(24)
     for _ in range(20):
         nodes = [torch.randn(1, WIDTH, requires_grad=True) for _ in range(24)]
@@ -397,12 +391,8 @@ drawn, (left, middle, faded) = figure(7, 2.7, 1, 3)
 for (name, hits), mark, size, colour in zip(right.items(), "osD", (8, 4, 3.5), COLOURS, strict=False):
     left.plot(losses[name], color=colour, lw=1.3, label=name)
     far = [d for d in range(30) if (last == d).sum() >= 15]
-    middle.plot(
-        far, [hits[last == d].float().mean() for d in far], marker=mark, ms=size, color=colour, lw=1.3
-    )
-    faded.plot(
-        range(24), [x or math.nan for x in fade[name].tolist()], marker=mark, ms=3, color=colour, lw=1.3
-    )
+    middle.plot(far, [hits[last == d].float().mean() for d in far], marker=mark, ms=size, color=colour, lw=1.3)
+    faded.plot(range(24), [x or math.nan for x in fade[name].tolist()], marker=mark, ms=3, color=colour, lw=1.3)
 middle.axhline(1 / 8, color=GREY, lw=0.8, ls=":")
 left.set(title="loss", xlabel="step", ylim=(0, None))
 middle.set(title="right (dotted: chance)", xlabel="words back", ylim=(0, 1.05))
@@ -498,9 +488,7 @@ def chain(layer, n: int = 64, d: int = 8) -> int:
         if waiting := [one for one in before if one not in longest]:
             todo += waiting
             continue
-        own = any(
-            kind in node.name() for kind in ("MmBackward", "BmmBackward", "AddmmBackward", "Convolution")
-        )
+        own = any(kind in node.name() for kind in ("MmBackward", "BmmBackward", "AddmmBackward", "Convolution"))
         longest[node] = own + max((longest[one] for one in before), default=0)
         todo.pop()
     return max(longest.values())

@@ -110,10 +110,7 @@ box = {"boxstyle": "round,pad=0.45", "facecolor": "#fff6dc", "edgecolor": "#e6c7
 axes.text(0.9, 2, "train fare\n(1, 0, 1)", ha="center", va="center", bbox=box)
 for x, title in ((0.9, "query"), (4.9, "keys"), (7.6, "values"), (9.5, "answer")):
     axes.text(x, 4.35, title, ha="center", color=GREY)
-label_of = [
-    f"{label}  ({', '.join(f'{x:g}' for x in key)})"
-    for label, key in zip(folders, keys.tolist(), strict=True)
-]
+label_of = [f"{label}  ({', '.join(f'{x:g}' for x in key)})" for label, key in zip(folders, keys.tolist(), strict=True)]
 line = {"color": COLOURS[0], "alpha": 0.6, "solid_capstyle": "butt"}
 middle = {"ha": "center", "va": "center"}
 for n, weight in enumerate(weights[0].tolist()):
@@ -205,16 +202,7 @@ top = max(m.abs().max().item() for m in (Q, K, V))
 heat(grid[0, 0], Q, words, numbers, top=top, signed=True, numbers=True, title="Q")
 heat(grid[0, 1], K, words, numbers, top=top, signed=True, numbers=True, title="K")
 heat(grid[0, 2], V, words, numbers, top=top, signed=True, numbers=True, title="V")
-heat(
-    grid[1, 0],
-    scaled,
-    words,
-    words,
-    top=scaled.abs().max().item(),
-    signed=True,
-    numbers=True,
-    title="Q Kᵀ / √d",
-)
+heat(grid[1, 0], scaled, words, words, top=scaled.abs().max().item(), signed=True, numbers=True, title="Q Kᵀ / √d")
 heat(grid[1, 1], W, words, words, numbers=True, title="weights")
 heat(grid[1, 2], Y, words, numbers, top=top, signed=True, numbers=True, title="weights · V")
 show(drawn, "steps")

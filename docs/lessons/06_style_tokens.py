@@ -54,10 +54,7 @@ torch.manual_seed(0)
 SMALL = ["tacotron", "data.builtin_size=1000", "model.postnet_layers=3", "model.postnet_width=96", "model.style.num_tokens=6",
          "model.style.num_heads=1", "model.style.conv_channels=[8,16,32]", "train.learning_rate=3.5e-3", "train.batch_tokens=1400"]  # fmt: skip
 FREE = ["model.forward_attention=false", "model.guided_attention_loss=0", "train.seed=2"]
-BRIEF, LONGER = (
-    ["train.max_steps=50", "train.warmup_steps=25"],
-    ["train.max_steps=150", "train.warmup_steps=75"],
-)
+BRIEF, LONGER = (["train.max_steps=50", "train.warmup_steps=25"], ["train.max_steps=150", "train.warmup_steps=75"])
 voice, free, voice_50, voice_150, free_50, free_150 = trained(
     voice=[*SMALL, "train.max_steps=1300", "train.validate_every=130"],
     voice_free=[*SMALL, *FREE, "train.max_steps=600", "train.validate_every=100"],
@@ -86,19 +83,12 @@ rows = []
 for axes, (name, style) in zip(panels, STYLES.items(), strict=True):
     made = synthesize_text(text, name)
     axes.imshow(
-        voice.audio.mel_spectrogram(made.waveform).T,
-        origin="lower",
-        aspect="auto",
-        cmap=BLUES,
-        vmin=0.2,
-        vmax=0.9,
+        voice.audio.mel_spectrogram(made.waveform).T, origin="lower", aspect="auto", cmap=BLUES, vmin=0.2, vmax=0.9
     )
     axes.set(title=name, xticks=[], yticks=[], xlim=(0, 110))
     axes.spines[:].set_visible(False)
     heard = measure_prosody(made.waveform, made.sample_rate)
-    rows.append(
-        [name, f"{style.pitch:.0f}", f"{heard.pitch:.0f}", f"{style.speed:.2f}", f"{heard.seconds:.2f}"]
-    )
+    rows.append([name, f"{style.pitch:.0f}", f"{heard.pitch:.0f}", f"{style.speed:.2f}", f"{heard.seconds:.2f}"])
 panels[0].set_ylabel("mel bands")
 show(drawn, "five_styles")
 table(["style", "pitch it was made with, Hz", "pitch measured, Hz", "speed", "seconds"], rows)
@@ -152,10 +142,7 @@ steps = [
     ("found", "Σ weight · state", found), ("into the output", "GRU, and found once more", out),
     ("four frames", "mels", mels), ("was it the last?", "of each frame", stops),
 ]  # fmt: skip
-table(
-    ["step", "what", "shape (batch, steps, …)"],
-    [[name, what, str(tuple(x.shape))] for name, what, x in steps],
-)
+table(["step", "what", "shape (batch, steps, …)"], [[name, what, str(tuple(x.shape))] for name, what, x in steps])
 
 # %%
 shown = {"where it was": before.looked.last[0], "weights": weights[0, 0], "moved on": moved[0, 0]}
@@ -208,9 +195,7 @@ for line, (kind, stages) in zip(panels, trainings.items(), strict=True):
         weights = told(speaker, made)
         axes.pcolormesh(weights.T, cmap=BLUES, vmin=0, vmax=1)
         times = (np.arange(len(weights)) + 0.5) * 4 * speaker.audio.config.frame_seconds
-        axes.plot(
-            np.arange(len(weights)) + 0.5, made.character_indices(times) + 0.5, color=COLOURS[1], lw=1.2
-        )
+        axes.plot(np.arange(len(weights)) + 0.5, made.character_indices(times) + 0.5, color=COLOURS[1], lw=1.2)
         axes.set_title(f"{kind}, {stage}: {measure_alignment_health(weights).diagonality:.2f}", size=10)
         axes.set_yticks(np.arange(len(names)) + 0.5, names, size=8)
         axes.tick_params(length=0)
@@ -236,11 +221,7 @@ def journal(speaker) -> list[dict]:
 
 # %%
 drawn, panels = figure(7, 2.5, 1, 3)
-shown = {
-    "alignment/diagonality": "diagonality",
-    "alignment/entropy": "how widely a step looks",
-    "loss": "loss",
-}
+shown = {"alignment/diagonality": "diagonality", "alignment/entropy": "how widely a step looks", "loss": "loss"}
 for axes, (name, title) in zip(panels, shown.items(), strict=True):
     for (kind, speaker), colour in zip((("helped", voice), ("neither", free)), COLOURS, strict=False):
         found = journal(speaker)
@@ -519,8 +500,7 @@ show(drawn, "turned")
 # %%
 change = np.array([typical(line[-1])[0] / typical(line[0])[0] - 1 for line in turned])
 rows = [
-    [str(n + 1), f"{by:+.0%}".replace("-", "−"), f"{differ[n]:+.2f}".replace("-", "−")]
-    for n, by in enumerate(change)
+    [str(n + 1), f"{by:+.0%}".replace("-", "−"), f"{differ[n]:+.2f}".replace("-", "−")] for n, by in enumerate(change)
 ]
 table(["token", "duration, from −0.3 to 0.3", "more weight in calm than in hurried"], rows)
 print(f"correlation of the two: {np.corrcoef(change, differ)[0, 1]:.2f}")

@@ -103,9 +103,7 @@ centred = places[0] - places[0].mean(0)
 for axes, (left, top, right, bottom) in zip(panels[1:], shapes, strict=True):
     row, column = (top + bottom) // 2 // cell, (left + right) // 2 // cell
     alike = torch.cosine_similarity(centred, centred[row * grid[1] + column], dim=-1).clamp(min=0)
-    axes.imshow(
-        alike.reshape(grid), extent=(0, IMAGE_SIZE, IMAGE_SIZE, 0), cmap=BLUES, vmin=0, vmax=1, alpha=0.85
-    )
+    axes.imshow(alike.reshape(grid), extent=(0, IMAGE_SIZE, IMAGE_SIZE, 0), cmap=BLUES, vmin=0, vmax=1, alpha=0.85)
     axes.add_patch(Rectangle((column * cell, row * cell), cell, cell, fill=False, edgecolor=COLOURS[1], lw=2))
     axes.set_title("like the one marked", size=10)
 show(drawn, "places")
@@ -170,10 +168,7 @@ steps = [
     ("into the LSTM", "[E y_(t−1); β · found]", both), ("state", "h_t", new), ("readout", "E y + L_h h_t + L_z z_t", readout),
     ("generator", "a number for every word", by_hand),
 ]  # fmt: skip
-table(
-    ["step", "what", "shape (batch, steps, …)"],
-    [[name, what, str(tuple(x.shape))] for name, what, x in steps],
-)
+table(["step", "what", "shape (batch, steps, …)"], [[name, what, str(tuple(x.shape))] for name, what, x in steps])
 
 
 # %%
@@ -361,9 +356,7 @@ def followed(reader, examples) -> tuple[list[str], torch.Tensor, torch.Tensor]:
     captioner, kinds, betas, right = reader.model.captioner, [], [], []
     for some in in_parts(examples):
         texts = [one.captions[0] for one in some]
-        batch = CaptionBatch.from_sequences(
-            places_of(reader, some), reader.grid_size, reader.tokenizer.encode(texts)
-        )
+        batch = CaptionBatch.from_sequences(places_of(reader, some), reader.grid_size, reader.tokenizer.encode(texts))
         state, gates, hits = captioner.start(batch.features), [], []
         for told, wanted in zip(batch.target.ids.T, batch.labels.T, strict=True):
             gates.append(torch.sigmoid(captioner.gate(state.hidden[0])).squeeze(-1))
@@ -383,9 +376,7 @@ with jumok.knock_out(captioner, {"attention": [0]}):
 rows = []
 for kind in KINDS:
     those = torch.tensor([one == kind for one in kinds])
-    rows.append(
-        [kind, f"{betas[those].mean():.2f}", f"{right[those].mean():.3f}", f"{blind[those].mean():.3f}"]
-    )
+    rows.append([kind, f"{betas[those].mean():.2f}", f"{right[those].mean():.3f}", f"{blind[those].mean():.3f}"])
 rows.append(["all", f"{betas.mean():.2f}", f"{right.mean():.3f}", f"{blind.mean():.3f}"])
 table(["words", "mean β", "said right", "without looking"], rows)
 assert blind.mean() < right.mean()
@@ -422,10 +413,7 @@ assert blind.mean() < right.mean()
 
 # %%
 hard_maps = looked(hard, test)
-exact = {
-    "soft": soft.score_examples(test).metrics["exact"],
-    "hard": hard.score_examples(test).metrics["exact"],
-}
+exact = {"soft": soft.score_examples(test).metrics["exact"], "hard": hard.score_examples(test).metrics["exact"]}
 at_rest = hard.model.captioner.config
 hard.model.captioner.config = replace(at_rest, inference_attention="soft")  # its weights, used as soft ones are
 exact["hard, looking softly"] = hard.score_examples(test).metrics["exact"]
@@ -548,9 +536,7 @@ for n in wrong:
     number = first_wrong(n)
     where, box = looked_at(n, number)
     if where == "another shape":
-        there = {
-            word for word, one in zip(test[n].captions[0].split(), test[n].boxes, strict=True) if one == box
-        }
+        there = {word for word, one in zip(test[n].captions[0].split(), test[n].boxes, strict=True) if one == box}
         true[described[n].words[number] in there] += 1
 print(f"of {true.total()} that looked at another shape, {true[True]} said what is true of that one")
 pairs = Counter((([*test[n].captions[0].split(), "</s>"])[first_wrong(n)], [*described[n].words, "</s>"][first_wrong(n)]) for n in wrong)  # fmt: skip

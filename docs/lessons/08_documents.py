@@ -361,9 +361,7 @@ kinds = ["decides", "judges, does not count", "judges nothing"]
 for axes, name in zip(panels, ("two levels, early", "two levels"), strict=True):
     shares: list[list[float]] = [[], [], []]
     for document in looked[name]:
-        for n, (weight, label) in enumerate(
-            zip(document.get_sentence_weights(), judged(document), strict=True)
-        ):
+        for n, (weight, label) in enumerate(zip(document.get_sentence_weights(), judged(document), strict=True)):
             shares[0 if n == deciding(document) else 1 if label else 2].append(float(weight))
     axes.barh(kinds, [np.mean(share) for share in shares], color=[COLOURS[1], COLOURS[0], COLOURS[0]])
     right = np.mean([d.said[0][0] == one.label for d, one in zip(looked[name], test, strict=True)])
@@ -469,9 +467,7 @@ for word in ("Finally", "Yesterday"):
     cured[word] = np.mean([dict(document.class_probabilities)[label] for document, label in read])
     first, _, last = np.mean([document.get_sentence_weights() for document, _ in read], axis=0)
     rows.append([word, len(made), f"{right:.0%}", f"{cured[word]:.2f}", f"{first:.2f}", f"{last:.2f}"])
-table(
-    ["", "texts", "right", "probability of what we mean", "weight of the first sentence", "of the last"], rows
-)
+table(["", "texts", "right", "probability of what we mean", "weight of the first sentence", "of the last"], rows)
 assert cured["Yesterday"] > 0.95 > cured["Finally"] + 0.05
 
 # %% [markdown] lang="en"
@@ -549,9 +545,7 @@ idle = {}
 for axes, name in zip(panels, found, strict=True):
     some = looked[name][:60]
     cost = [costs(readers[name], document) for document in some]
-    axes.scatter(
-        np.concatenate([d.of() for d in some]), np.concatenate(cost), s=9, alpha=0.4, lw=0, color=COLOURS[0]
-    )
+    axes.scatter(np.concatenate([d.of() for d in some]), np.concatenate(cost), s=9, alpha=0.4, lw=0, color=COLOURS[0])
     axes.set(title=name, xlabel="weight of a word", xlim=(-0.03, 1.03))
     idle[name] = np.mean([c[d.of().argmax()] < 0.05 for c, d in zip(cost, some, strict=True)])
 panels[0].set_ylabel("cost of taking it away")
@@ -559,9 +553,7 @@ show(drawn, "cost")
 print("the most attended word can go at a cost below 0.05, in so many of the documents:")
 print({name: f"{share:.0%}" for name, share in idle.items()})
 unseen = [
-    d.words[n].lower()
-    for d, c in zip(some, cost, strict=True)
-    for n in np.flatnonzero((d.of() < 0.05) & (c > 0.5))
+    d.words[n].lower() for d, c in zip(some, cost, strict=True) for n in np.flatnonzero((d.of() < 0.05) & (c > 0.5))
 ]
 print(f"two levels: {len(unseen)} words with a weight below 0.05 cost more than 0.5;",
       f"{np.mean([word in ENGLISH.markers for word in unseen]):.0%} of them are markers")  # fmt: skip

@@ -44,7 +44,6 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 import jumok
-from jumok.tasks.pretrain.metrics import build_held_out_dataset
 from jumok.tasks.pretrain.predictor import FillMaskOptions
 
 torch.manual_seed(0)
@@ -194,8 +193,8 @@ print(f"{sum(p.numel() for p in bert.model.parameters()):,} weights, {bert.token
 # `[MASK]`만 생각해 보면 된다고 배우지 않게 하려는 것입니다. 어느 것을 바꾸고 어느 것을 그대로 두었는지는 모델에게 알려 주지 않습니다. 떼어 둔 세그먼트 한 쌍을 모델이 받는 그대로 봅시다.
 
 # %%
-drawn_pairs = build_held_out_dataset(bert.run, bert.tokenizer, "valid")
-MASK = bert.tokenizer.mask
+drawn_pairs = bert.load_split("valid").batcher
+MASK = bert.tokenizer.mask_id
 numbers = drawn_pairs.batches(0)[0]
 batch = drawn_pairs.collate(numbers)
 width = batch.tokens.ids.shape[1]
@@ -205,9 +204,7 @@ for (row, at), label in zip(places, batch.labels.tolist(), strict=True):
     read = batch.tokens.ids[row, at].item()
     hows.append("[MASK]" if read == MASK else "kept" if read == label else "another word")
 all_three = [
-    r
-    for r in range(len(numbers))
-    if {h for (of, _), h in zip(places, hows, strict=True) if of == r} == {*hows}
+    r for r in range(len(numbers)) if {h for (of, _), h in zip(places, hows, strict=True) if of == r} == {*hows}
 ]
 row = max(all_three, key=lambda r: batch.tokens.lengths[r])
 length = batch.tokens.lengths[row]
@@ -236,17 +233,13 @@ for n, (how, colour) in enumerate(ON.items()):
     axes.text(2 + 24 * n, 0.2, how, size=8.5, va="center", bbox=box)
 axes.text(74, 0.2, "below: what is to be said", size=8.5, va="center", color=COLOURS[1])
 show(drawn, "masked")
-print(
-    f"the second segment {'is from another story' if batch.next_sentence_labels[row] else 'is the next one'}"
-)
+print(f"the second segment {'is from another story' if batch.next_sentence_labels[row] else 'is the next one'}")
 real = sum(batch.tokens.lengths)
 print(f"of {real:,} tokens, {len(places) / real:.1%} are to be said;",
       ", ".join(f"{how} {hows.count(how) / len(hows):.0%}" for how in ON))  # fmt: skip
 
 # %%
-log = [
-    json.loads(line) for line in (bert.run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-]
+log = [json.loads(line) for line in (bert.run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 judged = [one for one in log if one["event"] == "validation"]
 drawn, (left, right) = figure(7, 2.7, 1, 2)
 steps = [one["step"] for one in judged]
@@ -335,9 +328,7 @@ shares = {kind: sum(some) / len(some) for kind, some in right.items()}
 axes.bar([*shares], [*shares.values()], color=COLOURS[0], width=0.6, label="the small BERT")
 for n, kind in enumerate(shares):
     if kind in AT_BEST:
-        axes.plot(
-            [n - 0.4, n + 0.4], [AT_BEST[kind]] * 2, color=COLOURS[1], label="at best" if n == 0 else None
-        )
+        axes.plot([n - 0.4, n + 0.4], [AT_BEST[kind]] * 2, color=COLOURS[1], label="at best" if n == 0 else None)
 axes.set(ylim=(0, 1.05), title="how often the first guess is right, by kind of word")
 axes.tick_params(axis="x", labelsize=8.5)
 axes.legend(fontsize=8.5, loc="upper right", bbox_to_anchor=(0.87, 1))
@@ -416,9 +407,7 @@ for he, names in NAMES.items():
         cuts = {"as it is": [], "without [MASK] → name": [(hole, at)], "without [MASK] → city": [(hole, city)],
                 "without anybody → name": [(q, at) for q in range(len(ids)) if q != at]}  # fmt: skip
         for how, edges in cuts.items():
-            with (
-                jumok.knock_out(bert.model, dict.fromkeys(captures.names, edges)) if edges else nullcontext()
-            ):
+            with jumok.knock_out(bert.model, dict.fromkeys(captures.names, edges)) if edges else nullcontext():
                 found = dict(bert.fill(line, n_best=20).words[0])
             rights.setdefault(how, []).append(found.get(he, 0.0))
 mean = torch.stack(looks).mean(0)  # (layers, heads)
@@ -458,11 +447,7 @@ show(drawn, "pronoun")
 PANELS = {  # what goes in, which places the head reads, what it says
     "pairs": (["[CLS]", "first", "text", "[SEP]", "second", "text", "[SEP]"], [0], ["same person?"]),
     "single sentences": (["[CLS]", "one", "text", "[SEP]"], [0], ["glad or sad?"]),
-    "answers": (
-        ["[CLS]", "question", "[SEP]", "a", "longer", "text", "[SEP]"],
-        [3, 4, 5],
-        ["", "begin, end", ""],
-    ),
+    "answers": (["[CLS]", "question", "[SEP]", "a", "longer", "text", "[SEP]"], [3, 4, 5], ["", "begin, end", ""]),
     "tags": (["[CLS]", "one", "text", "[SEP]"], [1, 2], ["PER", "O"]),
 }
 drawn, panels = figure(7.2, 3.7, 2, 2)
@@ -470,16 +455,12 @@ for axes, (use, (words, places, out)) in zip(panels.flat, PANELS.items(), strict
     axes.set(xlim=(-0.7, len(words) - 0.3), ylim=(-0.3, 3.2), title=use)
     axes.set_axis_off()
     axes.text((len(words) - 1) / 2, 1.25, "BERT", ha="center", va="center", size=11)
-    axes.add_patch(
-        Rectangle((-0.45, 0.85), len(words) - 0.1, 0.8, facecolor=BLUES(0.25), edgecolor=GREY, zorder=0)
-    )
+    axes.add_patch(Rectangle((-0.45, 0.85), len(words) - 0.1, 0.8, facecolor=BLUES(0.25), edgecolor=GREY, zorder=0))
     for n, word in enumerate(words):
         axes.text(n, 0, word, ha="center", va="center", size=8.5)
         axes.annotate("", (n, 0.82), (n, 0.25), arrowprops={"arrowstyle": "->", "color": GREY, "lw": 1})
         if n in places:
-            axes.annotate(
-                "", (n, 2.5), (n, 1.7), arrowprops={"arrowstyle": "->", "color": COLOURS[1], "lw": 1.8}
-            )
+            axes.annotate("", (n, 2.5), (n, 1.7), arrowprops={"arrowstyle": "->", "color": COLOURS[1], "lw": 1.8})
             where = "left" if n == 0 else "center"
             axes.text(n, 2.8, out[places.index(n)], ha=where, va="center", size=9, color=COLOURS[1])
 show(drawn, "uses")
@@ -512,9 +493,7 @@ def moods(words: slice, count: int) -> list[tuple[str, ...]]:
     rows = []
     for mood in [*MOODS] * count:
         about = person(chance)
-        rows.append(
-            (f"{about['name']} the {about['craft']} is {chance.choice(MOODS[mood][0][words])}.", mood)
-        )
+        rows.append((f"{about['name']} the {about['craft']} is {chance.choice(MOODS[mood][0][words])}.", mood))
     return rows
 
 
@@ -552,14 +531,8 @@ def named(frames: list[str], part: slice, count: int) -> list[list[tuple[str, st
 def asked(count: int) -> list[tuple[str, list[tuple[str, str]]]]:
     rows = []
     for about, sentences in (story(chance) for _ in range(count)):
-        ask = [
-            ("Who is the {craft}?", "name"),
-            ("Where does {name} live?", "city"),
-            ("What is {name}?", "craft"),
-        ]
-        rows.append(
-            (" ".join(sentences), [(question.format(**about), about[what]) for question, what in ask])
-        )
+        ask = [("Who is the {craft}?", "name"), ("Where does {name} live?", "city"), ("What is {name}?", "craft")]
+        rows.append((" ".join(sentences), [(question.format(**about), about[what]) for question, what in ask]))
     return rows
 
 
@@ -609,10 +582,7 @@ TUNED = ["pretrained=runs/lessons/bert", "train.max_epochs=null", "train.max_ste
          "train.learning_rate=5e-4", "train.warmup_steps=20"]  # fmt: skip
 runs = {}
 for use, recipe in RECIPES.items():
-    files = [
-        f"data.{part}=runs/lessons/bert_data/{use}_{part}.{ending[use]}"
-        for part in ("train", "valid", "test")
-    ]
+    files = [f"data.{part}=runs/lessons/bert_data/{use}_{part}.{ending[use]}" for part in ("train", "valid", "test")]
     runs[f"bert_{use}"] = [*recipe, *files, *TUNED]
     runs[f"bert_{use}_new"] = [*recipe, *files, *TUNED, "random_init=true"]
 readers = dict(zip(runs, trained(**runs), strict=True))
@@ -629,9 +599,7 @@ def outputs(reader, *texts: str):
     """What a fine-tuned model says of a text or two, and its tokens."""
     ids, segments = reader.tokenizer.join_segments(*reader.tokenizer.encode([*texts]))
     with torch.no_grad():
-        return reader.model(torch.tensor([ids]), torch.tensor([segments])), reader.tokenizer.ids_to_tokens(
-            ids
-        )
+        return reader.model(torch.tensor([ids]), torch.tensor([segments])), reader.tokenizer.ids_to_tokens(ids)
 
 
 text, ((question, _), *_) = sets["answer"][2][0]
@@ -651,9 +619,7 @@ for use, texts in given.items():
         if use == "answer"
         else tuple(found.logits.shape)
     )
-    rows.append(
-        [use, type(reader.model).__name__, tuple(reader.model.output.weight.shape), len(tokens), shape]
-    )
+    rows.append([use, type(reader.model).__name__, tuple(reader.model.output.weight.shape), len(tokens), shape])
 table(["use", "model", "weights of its head", "L", "logits"], rows)
 
 # %%
@@ -684,15 +650,10 @@ def score(use: str, reader, part: int = 2) -> float:
     if use == "answer":
         every = [(question, text, answer) for text, some in test for question, answer in some]
         found = reader.answer_questions([(question, text) for question, text, _ in every])
-        return sum(one.answer.text == answer for one, (_, _, answer) in zip(found, every, strict=True)) / len(
-            every
-        )
+        return sum(one.answer.text == answer for one, (_, _, answer) in zip(found, every, strict=True)) / len(every)
     hits = said_ = wanted = 0
     for row in test:
-        found = {
-            (one["text"], one["type"])
-            for one in reader.tag(" ".join(word for word, _ in row)).to_entity_dicts()
-        }
+        found = {(one["text"], one["type"]) for one in reader.tag(" ".join(word for word, _ in row)).to_entity_dicts()}
         true = {(word, tag[2:]) for word, tag in row if tag != "O"}
         hits, said_, wanted = hits + len(found & true), said_ + len(found), wanted + len(true)
     return 2 * hits / (said_ + wanted)
@@ -717,16 +678,12 @@ left.set_xticks(range(4), [NAMED[use].replace(" ", "\n", 1) for use in scores], 
 left.legend(fontsize=8.5, loc="upper left", ncols=2)
 of_mood = [(word, mood) for mood, (words, _) in MOODS.items() for word in words]
 for name, aside, colour, mark in (("bert_mood", -0.15, COLOURS[0], "o"), ("bert_mood_new", 0.15, GREY, "s")):
-    glad = [
-        dict(readers[name].classify(f"Mina the potter is {word}.").classes)["glad"] for word, _ in of_mood
-    ]
+    glad = [dict(readers[name].classify(f"Mina the potter is {word}.").classes)["glad"] for word, _ in of_mood]
     right_.scatter([n + aside for n in range(12)], glad, color=colour, marker=mark, s=30, zorder=2)
 for n in (0, 1, 6, 7):
     right_.axvspan(n - 0.5, n + 0.5, color="#eef1f5", zorder=0)
 right_.axvline(5.5, color=GREY, lw=0.8)
-right_.set_xticks(
-    range(12), [word for word, _ in of_mood], rotation=60, ha="right", rotation_mode="anchor", size=8.5
-)
+right_.set_xticks(range(12), [word for word, _ in of_mood], rotation=60, ha="right", rotation_mode="anchor", size=8.5)
 right_.set(ylim=(-0.05, 1.05), title="probability of “glad” (shaded: labelled)")
 show(drawn, "worth")
 assert all(one >= other for one, other in scores.values())

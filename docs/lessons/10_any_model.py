@@ -107,9 +107,7 @@ llama = transformers.LlamaForCausalLM(
     )
 )  # fmt: skip
 t5 = transformers.T5ForConditionalGeneration(
-    transformers.T5Config(
-        **small, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, decoder_start_token_id=0
-    )
+    transformers.T5Config(**small, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, decoder_start_token_id=0)
 )
 
 
@@ -224,9 +222,7 @@ def mib(size: float) -> str:
     return f"{size / 2**20:,.0f} MiB"
 
 
-kept = sum(
-    x.numel() * x.element_size() for entry in long for x in (entry.attention.query, entry.attention.key)
-)
+kept = sum(x.numel() * x.element_size() for entry in long for x in (entry.attention.query, entry.attention.key))
 square = sum(entry.shape[1] * LENGTH * LENGTH * 4 for entry in long)
 with Largest() as largest:
     picture = long[1].pooled_map(head=slice(0, 12), size=128)
@@ -248,9 +244,7 @@ assert largest.size < square / 20
 # 짧은 문장에서 바로 앞 토큰을 가장 많이 보는 헤드를 고릅니다. 그다음 `distance_profile()`가 얼마나 멀리 얼마만큼의 가중치가 가는지 알려 줍니다.
 
 # %%
-back = torch.stack(
-    [entry.weights(batch=0).diagonal(-1, 1, 2).mean(-1) for entry in captures]
-)  # (layers, heads)
+back = torch.stack([entry.weights(batch=0).diagonal(-1, 1, 2).mean(-1) for entry in captures])  # (layers, heads)
 layer, head = (int(n) for n in torch.unravel_index(back.argmax(), back.shape))
 print(f"layer {layer}, head {head}: {back[layer, head]:.0%} on the token before, in the short sentence")
 drawn, (left, middle, right) = figure(7, 2.6, 1, 3, width_ratios=[1, 1, 1.25])
@@ -304,9 +298,7 @@ for size, colour in ((512, COLOURS[0]), (128, COLOURS[1])):
         minilm(**{name: ids[:, :size] for name, ids in read.items()})
     before = some[0].weights(batch=0, head=head).diagonal(-1)
     axes.plot(range(1, size), before, color=colour, lw=1.2, label=f"of {size} tokens")
-    print(
-        f"of {size} tokens, the first 128 give {before[:127].mean():.2f} of their weight to the token before"
-    )
+    print(f"of {size} tokens, the first 128 give {before[:127].mean():.2f} of their weight to the token before")
     assert (before[:127].mean() > 0.9) == (size == 128)
 axes.set(title="weight on the token before", xlabel="place", xticks=range(0, 513, 64), ylim=(0, 1.05))
 axes.legend(loc="lower center")
@@ -374,10 +366,7 @@ for n, entry in enumerate(long):
     wide = entry.entropy().exp().mean()
     rows.append([n, ", ".join(best), f"{got.max() / got.mean():.0f} ×", f"{wide:,.0f}"])
     assert n == 0 or all(place % KNOWN == 0 for place in got.topk(3).indices.tolist())
-table(
-    ["layer", "receive most: token (place)", "most, over the mean", "tokens looked at: mean of exp(entropy)"],
-    rows,
-)
+table(["layer", "receive most: token (place)", "most, over the mean", "tokens looked at: mean of exp(entropy)"], rows)
 most, where = long[layer].top_keys(4, head=head)
 print(f"layer {layer}, head {head}: {tokens[row]}, at {row}, which is position {row % KNOWN}, looks at")
 for place, share in zip(where[row].tolist(), most[row].tolist(), strict=True):
@@ -386,9 +375,7 @@ for place, share in zip(where[row].tolist(), most[row].tolist(), strict=True):
 # %%
 drawn, (left, right) = figure(7, 3.1, 1, 2)
 left.plot(long[layer + 1].received_weight().mean(0), lw=0.6, color=COLOURS[0])
-left.set(
-    title=f"received, layer {layer + 1}", xlabel="place", xticks=range(0, LENGTH + 1, 1024), yscale="log"
-)
+left.set(title=f"received, layer {layer + 1}", xlabel="place", xticks=range(0, LENGTH + 1, 1024), yscale="log")
 flow = long.rollout(size=96)
 right.imshow(flow.sqrt(), cmap=BLUES, extent=(0, LENGTH, LENGTH, 0))
 right.set(title="rollout through all layers", xticks=[0, 2048, 4096], yticks=[0, 2048, 4096])

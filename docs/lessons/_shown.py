@@ -30,20 +30,7 @@ from jumok.look.figures.plots import COLOURS, DOTS_PER_INCH, GREY, INK, SHADES
 from jumok.look.viewer import html_file
 from jumok.look.viewer.viewer_data import ViewerData
 
-__all__ = [
-    "BLUES",
-    "COLOURS",
-    "GREY",
-    "INK",
-    "at",
-    "figure",
-    "heat",
-    "marked",
-    "show",
-    "table",
-    "trained",
-    "viewer",
-]
+__all__ = ["BLUES", "COLOURS", "GREY", "INK", "at", "figure", "heat", "marked", "show", "table", "trained", "viewer"]
 
 RUNS = Path(__file__).resolve().parents[2] / "runs" / "lessons"
 BLUES = LinearSegmentedColormap.from_list("jumok", SHADES)  # the viewer's: more weight is darker, in grey too
@@ -169,9 +156,7 @@ def heat(
     return cells
 
 
-def marked(
-    axes: Axes, words: Sequence[str], weights: Sequence[float] | None = None, size: float = 12
-) -> None:
+def marked(axes: Axes, words: Sequence[str], weights: Sequence[float] | None = None, size: float = 12) -> None:
     """Words as running text, each on a ground that is the darker the more weight it has."""
     axes.set_axis_off()
     axes.set(xlim=(0, 1), ylim=(0, 1))

@@ -161,8 +161,8 @@ def check_symlinks(folder: Path) -> None:
     """Raise if a file of a folder is a symbolic link that leads out of the folder.
 
     Otherwise, an untrusted folder could have any file of this machine read, shown or copied. Links from a
-    snapshot of the Hugging Face hub to its ``blobs`` are accepted, and so are links to folders, which are often
-    stored on another disk.
+    snapshot of the Hugging Face hub to its ``blobs`` are accepted, and so are links to folders, which are
+    often stored on another disk.
     """
     root = folder.resolve()
     allowed = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]

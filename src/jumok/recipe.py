@@ -188,8 +188,7 @@ def read(path: Path, depth: int = 0, *, forbid_base: bool = False) -> RecipeTree
         raise InputError(f"{path} cannot be read: {error}") from None
     if not isinstance(tree, dict):
         raise InputError(
-            f"{path}: a recipe has sections such as `model:` and `train:`; this file holds "
-            f"{type(tree).__name__}"
+            f"{path}: a recipe has sections such as `model:` and `train:`; this file holds {type(tree).__name__}"
         )
     base = tree.pop("base", None)
     if base is None:
@@ -246,9 +245,7 @@ def apply_overrides(tree: RecipeTree, overrides: Sequence[str]) -> RecipeTree:
         if len(keys) > 2:
             nested.append((keys, value))
         else:
-            sections = merge_trees(
-                sections, {keys[0]: value} if len(keys) == 1 else {keys[0]: {keys[1]: value}}
-            )
+            sections = merge_trees(sections, {keys[0]: value} if len(keys) == 1 else {keys[0]: {keys[1]: value}})
     result = merge_trees(tree, sections)
     for keys, value in nested:
         result = _set_value(result, keys, value)
@@ -279,9 +276,7 @@ def parse(tree: Mapping[str, Any], name: str = "this recipe") -> Any:
 
 
 def _build_error(name: str, problems: Iterable[str]) -> InputError:
-    return InputError(
-        "\n".join([f"{name} is not a valid recipe:", *(f"  {problem}" for problem in problems)])
-    )
+    return InputError("\n".join([f"{name} is not a valid recipe:", *(f"  {problem}" for problem in problems)]))
 
 
 def _find_oversized(tree: Mapping[str, Any]) -> Iterator[str]:
@@ -398,9 +393,7 @@ def _list_field_names(schema: Any, keys: Sequence[str], tree: Any) -> list[str]:
         hint = typing.get_type_hints(schema)[key]
         sections = [type_ for type_ in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(type_)]
         section_type = tree.get("type") if isinstance(tree, Mapping) else None
-        schema = next(
-            (section for section in sections if getattr(section, "type", None) == section_type), sections[0]
-        )
+        schema = next((section for section in sections if getattr(section, "type", None) == section_type), sections[0])
     return [field.name for field in dataclasses.fields(schema)]
 
 
@@ -413,9 +406,7 @@ def _construct_mapping(loader: _StrictLoader, node: yaml.MappingNode) -> RecipeT
     for key_node, value_node in node.value:
         key = str(loader.construct_object(key_node, deep=True))
         if key in mapping:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the key {key!r} comes twice", key_node.start_mark
-            )
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} comes twice", key_node.start_mark)
         mapping[key] = loader.construct_object(value_node, deep=True)
     return mapping
 
@@ -432,6 +423,4 @@ _StrictLoader.yaml_implicit_resolvers = {
     for first_character, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _StrictLoader.add_implicit_resolver(BOOL_TAG, re.compile(r"^(?:true|True|false|False)$"), list("tTfF"))
-_StrictLoader.add_implicit_resolver(
-    "!exponent", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+_StrictLoader.add_implicit_resolver("!exponent", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))

@@ -94,9 +94,7 @@ class Run:
                 _remove_prepared_data(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as temporary:
-            temporary.write_text(
-                recipes.to_yaml(recipe, header=f"format: {FORMAT_VERSION}\n"), encoding="utf-8"
-            )
+            temporary.write_text(recipes.to_yaml(recipe, header=f"format: {FORMAT_VERSION}\n"), encoding="utf-8")
         return run
 
     @property

@@ -47,9 +47,7 @@ def with_gradients(run: Callable[..., Tensor], inputs: Sequence[Tensor], dtype: 
     return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(dtype))]
 
 
-def as_near(
-    ours: Sequence[Tensor], plain: Sequence[Tensor], exact: Sequence[Tensor], dtype: torch.dtype
-) -> None:
+def as_near(ours: Sequence[Tensor], plain: Sequence[Tensor], exact: Sequence[Tensor], dtype: torch.dtype) -> None:
     """Ours err at most twice as much as plain PyTorch does in the same precision, or nearly so."""
     for at, (a, b, truth) in enumerate(zip(ours, plain, exact, strict=True)):
         size = truth.norm() + 1e-30

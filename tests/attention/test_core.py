@@ -191,9 +191,7 @@ def test_query_heads_share_keys_of_an_additive_score() -> None:
 
 
 @pytest.mark.parametrize("score", [None, scores.Additive(D, D, 3).double()], ids=["dot", "additive"])
-@pytest.mark.parametrize(
-    "mask", [None, masks.causal(), masks.padding([0, 0])], ids=["open", "causal", "padding"]
-)
+@pytest.mark.parametrize("mask", [None, masks.causal(), masks.padding([0, 0])], ids=["open", "causal", "padding"])
 def test_without_keys_every_query_gets_zeros(score: scores.Score | None, mask: masks.Mask | None) -> None:
     query, key, value = (x.requires_grad_() for x in qkv(B, H))
     out = attend(query, key[..., :0, :], value[..., :0, :], score=score, mask=mask)
@@ -205,9 +203,7 @@ def test_without_keys_every_query_gets_zeros(score: scores.Score | None, mask: m
 
 
 @pytest.mark.parametrize("score", [None, scores.Additive(D, D, 3).double()], ids=["dot", "additive"])
-@pytest.mark.parametrize(
-    "mask", [None, masks.causal(), masks.padding([4, 7])], ids=["open", "causal", "padding"]
-)
+@pytest.mark.parametrize("mask", [None, masks.causal(), masks.padding([4, 7])], ids=["open", "causal", "padding"])
 def test_without_queries_nothing_comes_out(score: scores.Score | None, mask: masks.Mask | None) -> None:
     query, key, value = qkv(B, H)
     assert attend(query[..., :0, :], key, value, score=score, mask=mask).shape == (B, H, 0, V)
@@ -440,9 +436,7 @@ def test_the_examples_in_the_docstrings_hold(name: str) -> None:
     assert failed == 0
 
 
-@pytest.mark.parametrize(
-    "shown", [jumok.attend, jumok.weights, jumok.mix, jumok.explain, jumok.MultiHead, masks.Mask]
-)
+@pytest.mark.parametrize("shown", [jumok.attend, jumok.weights, jumok.mix, jumok.explain, jumok.MultiHead, masks.Mask])
 def test_the_examples_that_people_paste_import_what_they_use(shown: Any) -> None:
     (example,) = doctest.DocTestFinder(recurse=False).find(shown, globs={})
     assert doctest.DocTestRunner().run(example).failed == 0
@@ -520,9 +514,7 @@ def test_weights_round_no_score(name: str, dtype: torch.dtype, most: float, auto
         score = score.with_previous(previous) if name == "location" else score
     with torch.autocast("cpu", dtype, enabled=autocast):
         found = jumok.weights(query, keys, score=score, scale=scale)
-        mixed = jumok.attend(
-            query, keys, torch.eye(37, dtype=dtype).expand(2, 37, 37), score=score, scale=scale
-        )
+        mixed = jumok.attend(query, keys, torch.eye(37, dtype=dtype).expand(2, 37, 37), score=score, scale=scale)
     assert found.dtype == dtype
     assert (found.double() - exact).abs().max() <= most
     assert (mixed.double() - exact).abs().max() <= most

@@ -65,9 +65,7 @@ def whole(mask: masks.Mask, at: AttentionShape = AT) -> Tensor:
 def tiled(mask: masks.Mask, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Which blocks have some allowed pair and which are full and whole, in truth; and what ``tiles`` says."""
     padded = torch.nn.functional.pad(whole(mask), (0, -K % size, 0, -Q % size))
-    cut = (
-        padded.unflatten(-1, (-1, size)).unflatten(-3, (-1, size)).transpose(-2, -3)
-    )  # (…, Qb, Kb, size, size)
+    cut = padded.unflatten(-1, (-1, size)).unflatten(-3, (-1, size)).transpose(-2, -3)  # (…, Qb, Kb, size, size)
     said = flex.compute_block_coverage(mask, AT, size)
     shape = cut.shape[:-2]
     return (

@@ -67,9 +67,7 @@ def from_peer(peer: nn.MultiheadAttention, look) -> dict[str, Tensor]:  # type: 
     return found
 
 
-def check_same(
-    ours: MultiHead, peer: nn.MultiheadAttention, out: Tensor, expected: Tensor, *inputs: Tensor
-) -> None:
+def check_same(ours: MultiHead, peer: nn.MultiheadAttention, out: Tensor, expected: Tensor, *inputs: Tensor) -> None:
     """Outputs, and the gradients of inputs and weights."""
     torch.testing.assert_close(out, expected)
     towards = torch.randn_like(out)

@@ -32,16 +32,12 @@ from jumok.attention.kernels.additive_step import (  # noqa: E402
 ON_GPU = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if ON_GPU else "cpu"
 needs_gpu = pytest.mark.gpu  # skipped where there is none
-runs_kernels = (
-    pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning") if INTERPRETED else pytest.mark.gpu
-)
+runs_kernels = pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning") if INTERPRETED else pytest.mark.gpu
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # On a GPU nearly all of the time goes into compiling, once for each type, size and way to cut the work. So
 # there the lists below have each of these with some of the others; the interpreter has the whole of them.
 
-SMALL = AdditiveStepBlockSizes(
-    columns_per_lane=1, keys_per_lane=1, num_warps=2
-)  # several tiles at prime sizes
+SMALL = AdditiveStepBlockSizes(columns_per_lane=1, keys_per_lane=1, num_warps=2)  # several tiles at prime sizes
 Both = tuple[AdditiveStepBlockSizes, AdditiveStepBlockSizes]  # forward, backward
 WHOLE, SPLIT = (
     (SMALL._replace(target_programs=1),) * 2,
@@ -54,9 +50,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) 
     return (torch.randn(*shape) * scale).to(dtype).to(DEVICE)
 
 
-def agree(
-    ours: Sequence[Tensor], plain: Sequence[Tensor], exact: Sequence[Tensor], dtype: torch.dtype
-) -> None:
+def agree(ours: Sequence[Tensor], plain: Sequence[Tensor], exact: Sequence[Tensor], dtype: torch.dtype) -> None:
     slack = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps / 8
     for at, (a, b, truth) in enumerate(zip(ours, plain, exact, strict=True)):
         size = truth.norm() + 1e-30
@@ -222,14 +216,10 @@ def test_what_is_not_allowed_never_arrives(blocks: Both) -> None:
     allowed[2] = False
     inputs = [*shared_inputs(torch.float32), random(B, DQ)]
     grads = [random(B, DV)]
-    clean = with_gradients(
-        lambda *x: our_steps(*x, allowed=allowed, blocks=blocks), inputs, grads, torch.float32
-    )
+    clean = with_gradients(lambda *x: our_steps(*x, allowed=allowed, blocks=blocks), inputs, grads, torch.float32)
     for tensor in (inputs[1], inputs[3]):
         tensor[~allowed] = float("nan")
-    dirty = with_gradients(
-        lambda *x: our_steps(*x, allowed=allowed, blocks=blocks), inputs, grads, torch.float32
-    )
+    dirty = with_gradients(lambda *x: our_steps(*x, allowed=allowed, blocks=blocks), inputs, grads, torch.float32)
     torch.testing.assert_close(dirty, clean, rtol=0, atol=0)
 
 
@@ -281,16 +271,12 @@ def test_backward_twice_in_part_and_for_the_query_only() -> None:
     ours, plain = our_steps(*leaves), plain_steps(*leaves)
 
     def gradients(outputs: Sequence[Tensor], of: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(
-            sum(x.sin().sum() for x in outputs), of, retain_graph=True, allow_unused=True
-        )
+        return torch.autograd.grad(sum(x.sin().sum() for x in outputs), of, retain_graph=True, allow_unused=True)
 
     close = {"rtol": 1e-4, "atol": 1e-5}
     for _ in range(2):
         torch.testing.assert_close(gradients(ours, leaves), gradients(plain, leaves), **close)
-    torch.testing.assert_close(
-        gradients(ours, leaves[4:]), gradients(plain, leaves[4:]), **close
-    )  # queries only
+    torch.testing.assert_close(gradients(ours, leaves[4:]), gradients(plain, leaves[4:]), **close)  # queries only
     torch.testing.assert_close(gradients(ours[1:], leaves[:4]), gradients(plain[1:], leaves[:4]), **close)
     torch.testing.assert_close(gradients(ours[:1], leaves[:4]), gradients(plain[:1], leaves[:4]), **close)
     for some in ([0], [1], [2], [3]):
@@ -331,9 +317,7 @@ def test_nothing_is_kept() -> None:
     gc.disable()  # a cycle would be found out only by the collector: it must not be needed
     try:
         for way in ("no_grad", "dropped", "backward", "query"):
-            leaves = [
-                x.requires_grad_(way != "no_grad") for x in (*shared_inputs(torch.float32), random(B, DQ))
-            ]
+            leaves = [x.requires_grad_(way != "no_grad") for x in (*shared_inputs(torch.float32), random(B, DQ))]
             loop = AdditiveStepLoop(*leaves[:4], blocks=SPLIT)
             with torch.set_grad_enabled(way != "no_grad"):
                 context = loop.compute_context(leaves[4])
@@ -503,9 +487,7 @@ def test_the_step_kernels_compile_for_hopper(kernel: str, splits: int, stages: i
     given = ("q_ptr", "k_ptr", "v_ptr", "value_ptr", "context_ptr", "d_context_ptr", "dq_ptr")
     types = {name: f"*{kind}" if name in given else "*fp32" for name in function.arg_names if "_ptr" in name}
     types |= {"allowed_ptr": "*i1", "counter_ptr": "*i32"}
-    signature = {
-        name: "constexpr" if name in constants else types.get(name, "i32") for name in function.arg_names
-    }
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in function.arg_names}
     source = triton.compiler.ASTSource(function, signature, constexprs=constants)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch_options(4))
     assert "tanh.approx" in compiled.asm["ptx"] or kind == "fp32"

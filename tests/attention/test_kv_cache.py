@@ -235,9 +235,7 @@ def test_the_causal_mask_lets_each_token_see_its_past_and_itself(seed: int) -> N
     allowed = past.build_causal_mask(new, added).to_dense(new, now.max_length).expand(2, new, now.max_length)
     for row in range(2):
         for query in range(new):
-            expected = [
-                key <= before[row] + query and key < now.lengths[row] for key in range(now.max_length)
-            ]
+            expected = [key <= before[row] + query and key < now.lengths[row] for key in range(now.max_length)]
             assert allowed[row, query].tolist() == expected
 
 
@@ -252,9 +250,7 @@ def test_the_causal_mask_is_the_plain_one_where_all_rows_are_alike() -> None:
 
 def test_the_padding_mask() -> None:
     assert KVCache().append(*tokens(2, 3, 0)).padding_mask is None
-    assert (
-        KVCache().append(*tokens(2, 3, 0), lengths=[2, 2]).padding_mask is None
-    )  # only two keys are left to see
+    assert KVCache().append(*tokens(2, 3, 0), lengths=[2, 2]).padding_mask is None  # only two keys are left to see
     ragged = KVCache().append(*tokens(2, 3, 0), lengths=[1, 3])
     assert repr(ragged.padding_mask) == "padding([1, 3])"
     assert ragged.padding_mask is ragged.padding_mask

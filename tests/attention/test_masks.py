@@ -151,9 +151,7 @@ ZERO_ONE = {
 
 @pytest.mark.parametrize("name", ZERO_ONE)
 @pytest.mark.parametrize("dtype", [torch.long, torch.bool, torch.float32], ids=str)
-def test_from_zero_one_is_hugging_faces_mask(
-    plain: Callable[..., Tensor], name: str, dtype: torch.dtype
-) -> None:
+def test_from_zero_one_is_hugging_faces_mask(plain: Callable[..., Tensor], name: str, dtype: torch.dtype) -> None:
     kept = torch.tensor(ZERO_ONE[name]).to(dtype)
     mask = masks.from_zero_one(kept)
     assert torch.equal(mask.to_dense(Q, K), kept.bool()[:, None].expand(B, Q, K))
@@ -161,9 +159,7 @@ def test_from_zero_one_is_hugging_faces_mask(
     query, key, value = inputs()
     for extra in (masks.window(None, None), masks.causal()):  # transformers' mask: these columns, and causal
         allowed = kept.bool()[:, None, None, :] & extra.to_dense(Q, K)
-        torch.testing.assert_close(
-            attend(query, key, value, mask=mask & extra), plain(query, key, value, allowed)
-        )
+        torch.testing.assert_close(attend(query, key, value, mask=mask & extra), plain(query, key, value, allowed))
 
 
 def test_padding_on_one_side_needs_no_tensor_and_in_pieces_does() -> None:
@@ -251,9 +247,7 @@ def test_a_mask_does_not_follow_the_numbers_it_was_made_of() -> None:
     for numbers in (lengths, offset, ids, kept):
         numbers.zero_()
     at = [AttentionShape(mask.num_leading_dims, 2, 3, torch.device("cpu")) for mask in made]
-    after = [
-        mask.to_dense_rows(a, slice(0, 2)).expand_as(b) for mask, a, b in zip(made, at, before, strict=True)
-    ]
+    after = [mask.to_dense_rows(a, slice(0, 2)).expand_as(b) for mask, a, b in zip(made, at, before, strict=True)]
     assert [x.tolist() for x in after] == [x.tolist() for x in before]
 
 

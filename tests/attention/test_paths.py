@@ -94,9 +94,7 @@ MASKS: dict[str, Callable[[], masks.Mask]] = {
     "causal, padding": lambda: masks.causal() & masks.padding([0, 3]),
     "window, causal": lambda: masks.window(1, 1, offset=-2) & masks.causal(offset=0),
     "window beside the keys": lambda: masks.window(1, 1, offset=[-4, 6]),
-    "left padding, causal": lambda: (
-        masks.from_zero_one(torch.tensor([[0] * 4 + [1] * 3] * B)) & masks.causal()
-    ),
+    "left padding, causal": lambda: masks.from_zero_one(torch.tensor([[0] * 4 + [1] * 3] * B)) & masks.causal(),
     "padded documents": lambda: masks.documents([-1, -1, 3, -1, 4, 4, -1]),
     "documents in pieces": lambda: masks.documents([-1, 4, 3, -1, 4, 3, 5]) & ~masks.window(0, 0),
     "neither": lambda: ~masks.causal() & masks.padding([6, 4]),
@@ -125,9 +123,7 @@ def test_a_query_with_nothing_allowed_gets_zeros_and_gives_none(
 
     assert (out[empty.to(way.device)] == 0).all()
     assert (query[empty.to(way.device)] == 0).all()
-    exact = with_gradients(
-        functools.partial(plain, allowed=allowed.to(way.device)), *(x.double() for x in inputs)
-    )
+    exact = with_gradients(functools.partial(plain, allowed=allowed.to(way.device)), *(x.double() for x in inputs))
     for one, other in zip((out, query, key, value), exact, strict=True):
         way.close(one, other)
 
@@ -192,9 +188,7 @@ def test_grouped_queries_with_a_mask_of_every_head(way: Way, plain: Callable[...
     ours = with_gradients(functools.partial(way.attend, mask=masks.padding(lengths)), query, key, value)
 
     filled = (x.nan_to_num().double() for x in (query, key, value))
-    for one, other in zip(
-        ours, with_gradients(functools.partial(plain, allowed=allowed), *filled), strict=True
-    ):
+    for one, other in zip(ours, with_gradients(functools.partial(plain, allowed=allowed), *filled), strict=True):
         way.close(one, other)
 
 
@@ -262,9 +256,7 @@ PACKINGS: dict[str, Callable[[], tuple[masks.Mask, int]]] = {
 @pytest.mark.gpu
 @pytest.mark.parametrize("path", ["packed-short", "varlen"])
 @pytest.mark.parametrize("name", PACKINGS)
-def test_packed_documents(
-    name: str, path: str, plain: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_documents(name: str, path: str, plain: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "PATHS", tuple(one for one in dispatch.PATHS if one.name == path))
     mask, queries = PACKINGS[name]()
     inputs = [torch.randn(1, H, n, 16, dtype=torch.bfloat16, device="cuda") for n in (queries, 91, 91)]
@@ -343,9 +335,7 @@ def test_packed_documents_with_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     inside = kept[3:73, 3:73]
     torch.testing.assert_close(inside.unique(), torch.tensor([0, 1 / 70 / 0.75]))
     assert abs(float((inside == 0).float().mean()) - 0.25) < 0.02
-    monkeypatch.setattr(
-        chunking, "MAX_CHUNK_ELEMENTS", 70 * 70 - 1
-    )  # a document's weights are too many at once
+    monkeypatch.setattr(chunking, "MAX_CHUNK_ELEMENTS", 70 * 70 - 1)  # a document's weights are too many at once
     assert explain(*inputs, **given).name == "reference"
 
 

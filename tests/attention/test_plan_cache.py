@@ -137,9 +137,7 @@ KINDS: dict[str, Callable[[torch.dtype], tuple[list[Any], dict[str, Any]]]] = {
     "Additive": lambda t: (inputs(B, H, dtype=t), {"score": scores.Additive(D, D, 3).to(t)}),
     "additive step": lambda t: additive(*inputs(B, queries=1, dtype=t)),
     "additive step, padding": lambda t: additive(*inputs(B, queries=1, dtype=t), mask=masks.padding([5, 8])),
-    "additive step, no key in a row": lambda t: additive(
-        *inputs(B, queries=1, dtype=t), mask=masks.padding([0, 8])
-    ),
+    "additive step, no key in a row": lambda t: additive(*inputs(B, queries=1, dtype=t), mask=masks.padding([0, 8])),
 }
 
 
@@ -320,9 +318,7 @@ def test_gradients_of_gradients() -> None:
     (query, key, value), more = KINDS["additive step, padding"](torch.float64)
     planned(query, key, value, **more)
     assert torch.autograd.gradgradcheck(
-        lambda q, v: attend(
-            q, scores.PreparedKeys(key.keys, "Additive", key.owner, key.owner_version), v, **more
-        ),
+        lambda q, v: attend(q, scores.PreparedKeys(key.keys, "Additive", key.owner, key.owner_version), v, **more),
         (query, value),
     )
 

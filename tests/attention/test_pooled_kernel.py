@@ -197,9 +197,7 @@ def test_the_kernel_and_the_strips_give_the_same_map(head) -> None:
 def test_maps_of_nothing() -> None:
     q, k = torch.randn(2, 5, 16, device=DEVICE), torch.randn(2, 0, 16, device=DEVICE)
     assert compute_row_lse(q, k, scale=1.0).eq(-torch.inf).all()
-    assert compute_pooled_maps(
-        q, k, compute_row_lse(q, k, scale=1.0), scale=1.0, output_size=(3, 0)
-    ).shape == (2, 3, 0)
+    assert compute_pooled_maps(q, k, compute_row_lse(q, k, scale=1.0), scale=1.0, output_size=(3, 0)).shape == (2, 3, 0)
     assert compute_pooled_maps(k, q, k.new_zeros(2, 0), scale=1.0, output_size=(0, 3)).shape == (2, 0, 3)
 
 
@@ -225,9 +223,7 @@ def test_maps_at_real_sizes(width: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="on a GPU it is run by hand")
-def test_the_cuts_that_the_bench_tries_all_give_the_same(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_cuts_that_the_bench_tries_all_give_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "bench"))
     look, out = importlib.import_module("look"), tmp_path / "tune.json"
     sizes = ["--tokens", "128", "--heads", "1", "--width", "16", "--size", "1"]

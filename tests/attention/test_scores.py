@@ -94,9 +94,7 @@ def test_location_sensitive_looks_at_several_kinds_of_weights() -> None:
     set_to(score.convolution.weight, [[[1.0], [2.0]]])
     set_to(score.v, [1.0])
     last, total = [0.1, 0.2], [0.3, 0.4]
-    out = score.with_previous(torch.tensor([last, total]))(
-        torch.tensor([[0.5]]), torch.tensor([[0.25], [0.125]])
-    )
+    out = score.with_previous(torch.tensor([last, total]))(torch.tensor([[0.5]]), torch.tensor([[0.25], [0.125]]))
     assert out.tolist() == [
         pytest.approx([math.tanh(0.5 + 0.25 + 0.1 + 2 * 0.3), math.tanh(0.5 + 0.125 + 0.2 + 2 * 0.4)])
     ]
@@ -107,9 +105,7 @@ def test_location_sensitive_weights_of_a_single_head_are_no_channel() -> None:
     query, key, previous = torch.randn(B, Q, WIDTH), torch.randn(B, K, 2), torch.rand(B, K)
     with_a_head = score.with_previous(previous[:, None])(query[:, None], key[:, None])
     assert torch.equal(with_a_head, score.with_previous(previous)(query, key)[:, None])
-    assert torch.equal(
-        score.with_previous(previous[:, None])(query, key), score.with_previous(previous)(query, key)
-    )
+    assert torch.equal(score.with_previous(previous[:, None])(query, key), score.with_previous(previous)(query, key))
 
 
 # --------------------------------------------------------------------------- all of them

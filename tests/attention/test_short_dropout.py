@@ -314,9 +314,7 @@ def test_a_whole_model_trains_with_it_on_this_path(monkeypatch: pytest.MonkeyPat
     model = Transformer(
         TransformerConfig(**sizes, dropout=0.0, attention_dropout=0.1, label_smoothing=0.0), 50, 50
     ).cuda()
-    sides = (
-        [torch.randint(4, 50, (int(n),)).tolist() for n in torch.randint(3, 120, (40,))] for _ in range(2)
-    )
+    sides = ([torch.randint(4, 50, (int(n),)).tolist() for n in torch.randint(3, 120, (40,))] for _ in range(2))
     batch = Seq2SeqBatch.from_sequences(*sides, packed=True).to("cuda")
     taken, launch = [], short_sequences._launch
     monkeypatch.setattr(short_sequences, "_launch", lambda *x: (taken.append((x[0], x[4])), launch(*x)))
@@ -330,9 +328,7 @@ def test_a_whole_model_trains_with_it_on_this_path(monkeypatch: pytest.MonkeyPat
         losses.append(loss.item())
     kernels = [kernel for kernel, _ in taken]
     assert kernels.count(short_sequences._forward_kernel) == 3 * 6  # of 2 encoder and 2 decoder layers
-    assert (
-        kernels.count(short_sequences._backward_kernel) == 3 * 6 * 2
-    )  # the longest have a launch of their own
+    assert kernels.count(short_sequences._backward_kernel) == 3 * 6 * 2  # the longest have a launch of their own
     assert all(dropout is not None for _, dropout in taken)
     assert losses[0] == losses[2] != losses[1]
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)

@@ -428,9 +428,7 @@ def test_a_transformers_loss_is_that_of_flash_attention(monkeypatch: pytest.Monk
         "decoder_layers": 2,
     }
     model = Transformer(TransformerConfig(**sizes, dropout=0.0), 50, 50).cuda()
-    sides = (
-        [torch.randint(4, 50, (int(n),)).tolist() for n in torch.randint(3, 60, (40,))] for _ in range(2)
-    )
+    sides = ([torch.randint(4, 50, (int(n),)).tolist() for n in torch.randint(3, 60, (40,))] for _ in range(2))
     batch = Seq2SeqBatch.from_sequences(*sides, packed=True).to("cuda")
 
     def run() -> list[Tensor]:
@@ -478,13 +476,9 @@ def test_the_kernels_compile_for_hopper_and_hardly_spill(
     }
     constants |= {} if dropout else {"seed_ptr": None}
     assert blocks.min_tile_side << (blocks.num_tiers - 1) == longest
-    types = {
-        name: "*i32" if "cu_seqlens" in name else "*bf16" for name in function.arg_names if "_ptr" in name
-    }
+    types = {name: "*i32" if "cu_seqlens" in name else "*bf16" for name in function.arg_names if "_ptr" in name}
     types |= dict.fromkeys(("factor", "scale", "keep_scale"), "fp32") | {"seed_ptr": "*i64"}
-    signature = {
-        name: "constexpr" if name in constants else types.get(name, "i32") for name in function.arg_names
-    }
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in function.arg_names}
     pointers = [at for at, name in enumerate(function.arg_names) if "*" in signature[name]]
     aligned = {(at,): [["tt.divisibility", 16]] for at in pointers}
     source = triton.compiler.ASTSource(function, signature, constexprs=constants, attrs=aligned)
@@ -497,9 +491,7 @@ def test_the_kernels_compile_for_hopper_and_hardly_spill(
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     used = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
     # Bytes: not a number with Triton 3.6, and few with others.
-    assert int(re.findall(r"STACK:(\d+)", used)[0]) <= (0 if triton.__version__.startswith("3.6.") else 64), (
-        used
-    )
+    assert int(re.findall(r"STACK:(\d+)", used)[0]) <= (0 if triton.__version__.startswith("3.6.") else 64), used
     # A thread makes eight weights' random numbers at once: fewer than half as many products as without that.
     products = compiled.asm["ptx"].count(", -766435501;")
     weights_a_thread = blocks.queries * blocks.keys // (32 * blocks.num_warps)

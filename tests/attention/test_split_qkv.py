@@ -59,6 +59,4 @@ def test_only_some_parts_and_twice() -> None:
         return query.sum() * (key * value).sin()
 
     assert torch.autograd.gradgradcheck(run, x)
-    torch.testing.assert_close(
-        torch.func.grad(lambda x: run(x).sum())(x), torch.autograd.grad(run(x).sum(), x)[0]
-    )
+    torch.testing.assert_close(torch.func.grad(lambda x: run(x).sum())(x), torch.autograd.grad(run(x).sum(), x)[0])

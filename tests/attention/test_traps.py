@@ -247,9 +247,7 @@ def test_sizes_that_are_none_are_refused_when_a_score_is_made(score: Any, name: 
 
 def test_complex_numbers_are_refused_and_no_conversion_that_would_lose_a_half_is_advised() -> None:
     query, key, value = (x.to(torch.complex64) for x in inputs())
-    with pytest.raises(
-        jumok.InputError, match=r"query is torch\.complex64; complex numbers are not supported$"
-    ):
+    with pytest.raises(jumok.InputError, match=r"query is torch\.complex64; complex numbers are not supported$"):
         attend(query, key, value)
     with pytest.raises(jumok.InputError, match=r"query is torch\.int64; .*convert with \.float"):
         attend(inputs()[0].long(), inputs()[1], inputs()[2])

@@ -70,8 +70,7 @@ def test_the_form_is_that_of_both(first: Any, like_it: Any, unlike: Any) -> None
     for name in ("tokens", second):  # with one of them alone there is none
         assert replace(first, **{name: getattr(first, name).with_static_shapes()}).graph_key is None
     assert (
-        first.with_static_shapes().graph_key
-        != replace(first, labels=first.labels[:1]).with_static_shapes().graph_key
+        first.with_static_shapes().graph_key != replace(first, labels=first.labels[:1]).with_static_shapes().graph_key
     )
 
 

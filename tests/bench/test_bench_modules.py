@@ -98,9 +98,7 @@ def test_the_most_important_ways_are_measured_first(bench: Bench, monkeypatch: p
     bert.pretraining(bert.Report("test", CPU), bert.Plan(CPU, quick=True, compile=True))
     first = ["ours", "transformers, compiled", "transformers"]
     assert order[:6] == [(share, name) for share in ("0.1", "0.0") for name in first]
-    assert order[6:] == [
-        (share, name) for share in ("0.1", "0.0") for name in ("ours, padded", "ours, eager")
-    ]
+    assert order[6:] == [(share, name) for share in ("0.1", "0.0") for name in ("ours, padded", "ours, eager")]
 
 
 # ---------------------------------------------------------------------------------------------- attention
@@ -132,9 +130,7 @@ def test_the_check_of_maps_finds_a_wrong_map(bench: Bench, monkeypatch: pytest.M
     layer = look.Layer(*torch.randn(3, 1, 2, 31, 8).unbind(), causal=True)
     compute = look.statistics.compute_pooled_map
     assert look.errors(layer, layer.capture(None), 7)["worst_cell"] < 1e-5
-    monkeypatch.setattr(
-        look.statistics, "compute_pooled_map", lambda *args, **more: compute(*args, **more).flip(-1)
-    )
+    monkeypatch.setattr(look.statistics, "compute_pooled_map", lambda *args, **more: compute(*args, **more).flip(-1))
     assert look.errors(layer, layer.capture(None), 7)["worst_cell"] > 0.1
     for tokens in (1, 2, 131072):
         for sides in look.rectangles(tokens):
@@ -247,9 +243,7 @@ def test_the_mixes_of_lengths_are_as_uneven_as_they_say(bench: Bench) -> None:
 @pytest.mark.parametrize("packed", [True, False], ids=["packed GRU", "padded GRU"])
 def test_the_padded_network_is_the_same_model(bench: Bench, packed: bool) -> None:
     padded_network = bench("padded_network")
-    ours = HierarchicalAttentionNetwork(
-        HierarchicalConfig(embedding_width=7, width=3, attention_width=5), 23, 2
-    ).eval()
+    ours = HierarchicalAttentionNetwork(HierarchicalConfig(embedding_width=7, width=3, attention_width=5), 23, 2).eval()
     if packed:  # any weights; those over padding are right while biases are zero
         with torch.no_grad():
             for parameter in ours.parameters():
@@ -265,9 +259,7 @@ def test_the_padded_network_is_the_same_model(bench: Bench, packed: bool) -> Non
     torch.testing.assert_close(theirs.loss(block), ours.loss(batch).total / 3)
 
 
-def test_networks_with_different_outputs_are_not_measured(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_networks_with_different_outputs_are_not_measured(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
     classify = bench("classify")
     plan = classify.Plan(CPU, quick=True, compile=False)
@@ -333,9 +325,7 @@ def test_tfidf_errors_and_the_task_of_a_run(bench: Bench, tmp_path: Path) -> Non
 def speech_batch(n_mels: int) -> SpeechBatch:
     texts = [[7, 12, EOS], [4, 8, 11, 6, 10, EOS], [9, EOS]]
     generator = torch.manual_seed(1)
-    return SpeechBatch.from_sequences(
-        texts, [torch.rand(frames, n_mels, generator=generator) for frames in (7, 12, 2)]
-    )
+    return SpeechBatch.from_sequences(texts, [torch.rand(frames, n_mels, generator=generator) for frames in (7, 12, 2)])
 
 
 @pytest.mark.parametrize("forward", [False, True])
@@ -366,9 +356,7 @@ def test_the_frame_loop_is_the_same_decoder(bench: Bench, attention: str, forwar
         torch.testing.assert_close(result, results[0], rtol=1e-4, atol=1e-5)
 
 
-def test_decoders_with_different_outputs_are_not_measured(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoders_with_different_outputs_are_not_measured(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("librosa")
     speech = bench("speech")
     plan = speech.Plan(CPU, quick=True, compile=False)

@@ -43,9 +43,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def jumok(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Said]:
+def jumok(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
     """Runs a command in this process, in a folder of its own."""
     monkeypatch.chdir(home)
 
@@ -86,9 +84,7 @@ def test_train_run_eval_and_the_next_commands(jumok: Callable[..., Said], home: 
     scored = jumok("eval", "runs/bahdanau")
     assert scored.status == 0
     assert "alignment error rate" in scored.out
-    assert (
-        json.loads((home / "runs/bahdanau/eval/test.json").read_text(encoding="utf-8"))["num_examples"] == 11
-    )
+    assert json.loads((home / "runs/bahdanau/eval/test.json").read_text(encoding="utf-8"))["num_examples"] == 11
 
     again = jumok("train", "bahdanau", *SMALL)
     assert again.status == 0
@@ -183,9 +179,7 @@ def test_recipes_are_listed_shown_and_copied(jumok: Callable[..., Said], home: P
         (["run", "runs/bahdanau", "--beam", "3"], ["No such option: --beam", "--beam-size"]),
     ],
 )
-def test_an_invalid_option_names_the_valid_ones(
-    words: list[str], parts: list[str], jumok: Callable[..., Said]
-) -> None:
+def test_an_invalid_option_names_the_valid_ones(words: list[str], parts: list[str], jumok: Callable[..., Said]) -> None:
     said = jumok(*words)
     assert said.status == 2
     for part in parts:

@@ -43,9 +43,7 @@ def test_options_are_grouped_in_order() -> None:
         "Computation:",
     ]
     assert [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")] == titles
-    sections = dict(
-        zip(titles, (part for part in text.split("\n\n") if part.split("\n")[0] in titles), strict=True)
-    )
+    sections = dict(zip(titles, (part for part in text.split("\n\n") if part.split("\n")[0] in titles), strict=True))
     assert "--beam-size" in sections["Text generation (translate, caption):"]
     assert "--style-audio" in sections["Speech (speak):"]
     assert "--engine" in sections["Computation:"]

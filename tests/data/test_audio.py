@@ -51,9 +51,7 @@ def height(wave: np.ndarray, rate: int) -> float:
 )
 def test_stereo_at_44_khz_is_read_as_16_khz_mono(form: str, kind: str) -> None:
     both = np.stack([sine(440, 44100), 0.2 * sine(440, 44100)], 1)
-    wave = AudioProcessor(AudioConfig(target_level_db=None)).decode_waveform(
-        encoded(both, 44100, form, kind), "a"
-    )
+    wave = AudioProcessor(AudioConfig(target_level_db=None)).decode_waveform(encoded(both, 44100, form, kind), "a")
     assert not isinstance(wave, InvalidExample)
     assert wave.dtype == np.float32
     assert wave.shape == (8000,)
@@ -62,9 +60,7 @@ def test_stereo_at_44_khz_is_read_as_16_khz_mono(form: str, kind: str) -> None:
 
 
 def test_what_is_above_half_the_rate_does_not_fold_back() -> None:
-    wave = AudioProcessor(AudioConfig.for_sample_rate(8000)).preprocess(
-        sine(440, 48000) + sine(7000, 48000), 48000
-    )
+    wave = AudioProcessor(AudioConfig.for_sample_rate(8000)).preprocess(sine(440, 48000) + sine(7000, 48000), 48000)
     spectrum = np.abs(np.fft.rfft(wave))
     assert spectrum[1000 // 2].max() < 0.001 * spectrum.max()  # 8000 − 7000, in steps of 2 Hz
 
@@ -123,9 +119,7 @@ def test_a_wav_that_does_not_know_its_size_is_read() -> None:
 
 def test_limits() -> None:
     data = encoded(sine(440, seconds=2), 16000, "WAV")
-    assert "too long a recording (2 seconds; the limit is 1" in str(
-        decode_audio(data, "a", AudioLimits(max_seconds=1))
-    )
+    assert "too long a recording (2 seconds; the limit is 1" in str(decode_audio(data, "a", AudioLimits(max_seconds=1)))
     assert "too many bytes" in str(decode_audio(data, "a", AudioLimits(max_bytes=1000)))
 
 
@@ -240,9 +234,7 @@ def test_the_same_times_at_another_rate() -> None:
 @pytest.mark.parametrize("channels", [1, 2])
 @pytest.mark.parametrize("rate", [8000, 16000])
 @pytest.mark.parametrize("size", [1e-45, 1e-38, 1e-20, 1e-10, 1e-9, 1e9, 1e11, 3e38])
-def test_samples_at_the_limits_of_float_give_a_waveform_or_a_flaw(
-    size: float, rate: int, channels: int
-) -> None:
+def test_samples_at_the_limits_of_float_give_a_waveform_or_a_flaw(size: float, rate: int, channels: int) -> None:
     """A float WAV may hold numbers that become infinite when they are made as loud as others."""
     file = io.BytesIO()
     samples = np.full((4000, channels), size, np.float32) * np.where(np.arange(4000) % 7, 1, -1)[:, None]

@@ -48,9 +48,7 @@ def test_examples_in_the_docstrings() -> None:
 
 
 @pytest.mark.parametrize("fixed_shapes", [False, True])
-def test_every_caption_comes_once_an_epoch_with_its_picture(
-    places: CachedFeatureInputs, fixed_shapes: bool
-) -> None:
+def test_every_caption_comes_once_an_epoch_with_its_picture(places: CachedFeatureInputs, fixed_shapes: bool) -> None:
     made = data(places, fixed_shapes=fixed_shapes)
     orders = []
     for epoch in range(4):
@@ -81,9 +79,7 @@ def test_mixed_batches_have_captions_of_any_length(places: CachedFeatureInputs) 
     for mixed, expected in ((False, 1), (True, 2)):
         made = CaptionBatcher(rows, captions, max_tokens=24, seed=3, mix_lengths=mixed, fixed_shapes=mixed)
         batches = [made.collate(index) for epoch in range(5) for index in made.batches(epoch)]
-        assert (
-            max(len(set(batch.target.lengths[: len(batch.example_indices)])) for batch in batches) == expected
-        )
+        assert max(len(set(batch.target.lengths[: len(batch.example_indices)])) for batch in batches) == expected
         if mixed:  # so many captions that they have 24 words as a rule
             assert {len(batch.target.lengths) for batch in batches} == {4}
 
@@ -93,9 +89,7 @@ def test_another_caption_or_picture_is_other_data(places: CachedFeatureInputs) -
     assert first == data(places, image_names=["a", "b", "c"], max_tokens=99).fingerprint
     assert first != data(places, image_names=["a", "b", "d"]).fingerprint
     other = [[[7, 8, 9]], [[10], [11, 12]], CAPTIONS[2]]
-    assert (
-        first != CaptionBatcher(places, other, max_tokens=12, seed=3, image_names=["a", "b", "c"]).fingerprint
-    )
+    assert first != CaptionBatcher(places, other, max_tokens=12, seed=3, image_names=["a", "b", "c"]).fingerprint
     with pytest.raises(InputError, match="no captions to train on"):
         CaptionBatcher(places, [], max_tokens=12, seed=3)
 
@@ -109,9 +103,7 @@ def test_what_is_known_by_number_is_learned_from_alike(places: CachedFeatureInpu
     one, other = plain.collate(index), known.collate(index)
     assert other.features.shape == (len(index),)
     assert torch.equal(model.loss(one).total, model.loss(other).total)
-    assert torch.equal(
-        model.compute_attention_maps(one)[0].weights, model.compute_attention_maps(other)[0].weights
-    )
+    assert torch.equal(model.compute_attention_maps(one)[0].weights, model.compute_attention_maps(other)[0].weights)
 
 
 # -------------------------------------------------------------------------------------------------- pixels

@@ -108,9 +108,7 @@ def test_parquet(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     pictures(tmp_path, "a.png", "b.png", "c.png")
     names, splits, said = zip(*ROWS, strict=True)
-    parquet.write_table(
-        arrow.table({"picture": names, "split": splits, "caption": said}), tmp_path / "my.parquet"
-    )
+    parquet.write_table(arrow.table({"picture": names, "split": splits, "caption": said}), tmp_path / "my.parquet")
     assert read(tmp_path / "my.parquet", split="train") == {"b.png": ("a red dog", 'a "good" dog')}
 
 
@@ -135,9 +133,7 @@ def test_columns_by_name_and_number(tmp_path: Path) -> None:
     (tmp_path / "my.tsv").write_text("x\tphoto\ttext\n1\tdeep/a.png\ta cat\n")
     assert read(tmp_path / "my.tsv", columns=CaptionColumns("photo", "text")) == {"deep/a.png": ("a cat",)}
     (tmp_path / "bare.tsv").write_text("deep/a.png\ta cat\n")
-    assert read(tmp_path / "bare.tsv", columns=CaptionColumns(1, 2), split="test") == {
-        "deep/a.png": ("a cat",)
-    }
+    assert read(tmp_path / "bare.tsv", columns=CaptionColumns(1, 2), split="test") == {"deep/a.png": ("a cat",)}
     with pytest.raises(InputError, match="has no column 'image' or 'picture'"):
         read(tmp_path / "my.tsv")
 
@@ -163,9 +159,7 @@ def test_an_empty_list_of_captions_is_told(tmp_path: Path) -> None:
 def test_pictures_named_as_seen_from_the_table(tmp_path: Path) -> None:
     pictures(tmp_path / "images", "a.png", "b.png")
     pictures(tmp_path / "images" / "images", "b.png")
-    (tmp_path / "my.csv").write_text(
-        "image,caption\nimages/a.png,one\na.png,two\nimages/b.png,three\nc.png,no\n"
-    )
+    (tmp_path / "my.csv").write_text("image,caption\nimages/a.png,one\na.png,two\nimages/b.png,three\nc.png,no\n")
     *found, missing = read_caption_examples(str(tmp_path / "my.csv"))
     where = [one.image.path for one in found if isinstance(one, CaptionExample)]
     among = tmp_path / "images"  # what it has of that name comes first
@@ -354,8 +348,7 @@ def bomb(width: int, height: int) -> bytes:
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b""))
     parts = (
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        for name, data in chunks
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
     )
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 

@@ -29,17 +29,11 @@ ROWS = [("good film", "1"), ('a "bad" one', "0"), ("so\u0085so", "1")]  # a quot
 
 
 def samples(path: Path | str, columns: ClassificationColumns, **more: Any) -> list[ClassificationExample]:
-    return list(
-        skip_invalid(read_classification_examples(str(path), columns, **more), "stop", SkippedExamples())
-    )
+    return list(skip_invalid(read_classification_examples(str(path), columns, **more), "stop", SkippedExamples()))
 
 
 def flaws(path: Path | str, columns: ClassificationColumns, **more: Any) -> list[InvalidExample]:
-    return [
-        one
-        for one in read_classification_examples(str(path), columns, **more)
-        if isinstance(one, InvalidExample)
-    ]
+    return [one for one in read_classification_examples(str(path), columns, **more) if isinstance(one, InvalidExample)]
 
 
 def test_the_examples_in_the_docstrings() -> None:
@@ -57,9 +51,7 @@ def written(folder: Path, name: str) -> Path:
         lines = ["id\ttext\tlabel", *(f"{n}\t{text}\t{label}" for n, (text, label) in enumerate(ROWS))]
         data = b"\xef\xbb\xbf" + "\r\n".join(lines).encode() + b"\r\n"
     elif ".csv" in name:
-        quoted = (
-            f'{n},"{text.replace(chr(34), chr(34) * 2)}",{label}' for n, (text, label) in enumerate(ROWS)
-        )
+        quoted = (f'{n},"{text.replace(chr(34), chr(34) * 2)}",{label}' for n, (text, label) in enumerate(ROWS))
         data = "\n".join(["id,text,label", *quoted, ""]).encode()
     elif ".jsonl" in name:
         rows = ({"id": n, "text": text, "label": int(label)} for n, (text, label) in enumerate(ROWS))
@@ -74,9 +66,7 @@ def written(folder: Path, name: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "ending", ["tsv", "tsv.gz", "csv", "csv.gz", "jsonl", "jsonl.gz", "parquet", "parquet.gz"]
-)
+@pytest.mark.parametrize("ending", ["tsv", "tsv.gz", "csv", "csv.gz", "jsonl", "jsonl.gz", "parquet", "parquet.gz"])
 def test_every_format(tmp_path: Path, ending: str) -> None:
     path = written(tmp_path, f"data.{ending}")
     found = samples(path, ClassificationColumns("text", "label"))
@@ -102,10 +92,7 @@ def test_one_of_several_columns_or_all_of_them(tmp_path: Path) -> None:
     assert [one.text for one in samples(tmp_path / "train.csv", columns)] == ["a text"]
     assert [one.text for one in samples(tmp_path / "test.csv", columns)] == ["a title . a text", "a text"]
     (tmp_path / "dev.tsv").write_text("label\tcontent\n0\tbad\n")
-    assert (
-        samples(tmp_path / "dev.tsv", ClassificationColumns(["sentence", "content"], "label"))[0].text
-        == "bad"
-    )
+    assert samples(tmp_path / "dev.tsv", ClassificationColumns(["sentence", "content"], "label"))[0].text == "bad"
     (tmp_path / "dev.jsonl").write_text('{"content": "bad", "label": true}\n')
     [one] = samples(tmp_path / "dev.jsonl", ClassificationColumns(["sentence", "content"], "label"))
     assert (one.text, one.label) == ("bad", "True")
@@ -151,16 +138,12 @@ def test_the_rows_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_line_that_cannot_be_used(tmp_path: Path, line: str, reason: str, detail: str) -> None:
     path = tmp_path / "data.tsv"
     path.write_bytes(f"text\tlabel\nfine\t0\n{line}\n".encode("utf-8", "surrogateescape"))
-    assert flaws(path, ClassificationColumns("text", "label")) == [
-        InvalidExample(f"{path}:3", reason, detail)
-    ]
+    assert flaws(path, ClassificationColumns("text", "label")) == [InvalidExample(f"{path}:3", reason, detail)]
     with pytest.raises(InputError, match=f"data.tsv:3: {reason}.*data.on_error=skip"):
         samples(path, ClassificationColumns("text", "label"))
     skipped = SkippedExamples()
     kept = list(
-        skip_invalid(
-            read_classification_examples(str(path), ClassificationColumns("text", "label")), "skip", skipped
-        )
+        skip_invalid(read_classification_examples(str(path), ClassificationColumns("text", "label")), "skip", skipped)
     )
     assert [one.text for one in kept] == ["fine"]
     assert str(skipped) == f"1 skipped: 1 × {reason} (first: {path}:3)"

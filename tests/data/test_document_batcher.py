@@ -18,8 +18,7 @@ from jumok.models.hierarchical import HierarchicalAttentionNetwork, Hierarchical
 
 CHANCE = np.random.default_rng(3)
 DOCUMENTS = [
-    [CHANCE.integers(4, 30, CHANCE.integers(1, 12)).tolist() for _ in range(CHANCE.integers(1, 9))]
-    for _ in range(101)
+    [CHANCE.integers(4, 30, CHANCE.integers(1, 12)).tolist() for _ in range(CHANCE.integers(1, 9))] for _ in range(101)
 ]
 LABELS = [number % 3 for number in range(101)]
 
@@ -71,8 +70,7 @@ def test_documents_of_a_batch_are_of_like_size_and_batches_are_full() -> None:
 def test_the_order_is_that_of_seed_and_epoch() -> None:
     def order(seed: int, epoch: int) -> list[list[int]]:
         return [
-            index.tolist()
-            for index in DocumentBatcher(DOCUMENTS, LABELS, max_tokens=100, seed=seed).batches(epoch)
+            index.tolist() for index in DocumentBatcher(DOCUMENTS, LABELS, max_tokens=100, seed=seed).batches(epoch)
         ]
 
     assert order(1, 2) == order(1, 2)
@@ -85,9 +83,7 @@ def test_the_order_is_that_of_seed_and_epoch() -> None:
 
 def test_a_document_longer_than_the_budget_is_a_batch_by_itself() -> None:
     documents = [[[5, 6]], [[7] * 30, [8] * 40], [[9]]]
-    found = [
-        index.tolist() for index in DocumentBatcher(documents, [0, 1, 0], max_tokens=10, seed=1).batches(0)
-    ]
+    found = [index.tolist() for index in DocumentBatcher(documents, [0, 1, 0], max_tokens=10, seed=1).batches(0)]
     assert sorted(map(sorted, found)) == [[0, 2], [1]]
 
 
@@ -105,10 +101,7 @@ def test_labels_may_be_numbers() -> None:
     kinds = {np.int32: torch.int64, np.float32: torch.float32, np.float64: torch.float32}
     for kind, expected in kinds.items():
         of_array: Any = np.array([1, 0], kind)
-        assert (
-            DocumentBatcher(DOCUMENTS[:2], of_array, max_tokens=9, seed=1).collate([0]).labels.dtype
-            == expected
-        )
+        assert DocumentBatcher(DOCUMENTS[:2], of_array, max_tokens=9, seed=1).collate([0]).labels.dtype == expected
 
 
 def test_labels_that_do_not_count() -> None:

@@ -59,13 +59,8 @@ def test_rows_of_a_table_make_documents(tmp_path: Path) -> None:
     assert [one.paragraphs for one in found.read(skipped)] == [("good", "bad"), ("so so", "last")]
     assert [one.location.rpartition("/")[2] for one in found] == ["train.tsv:2", "train.tsv:5"]
     assert skipped.total == 2  # an empty one, and one with a cell too many
-    assert (
-        found.fingerprint
-        != documents.find_documents(str(table), rows=documents.DocumentRows("review")).fingerprint
-    )
-    assert paragraphs(
-        documents.find_documents(str(table), on_error="skip", rows=documents.DocumentRows(1, 4))
-    )[0] == (
+    assert found.fingerprint != documents.find_documents(str(table), rows=documents.DocumentRows("review")).fingerprint
+    assert paragraphs(documents.find_documents(str(table), on_error="skip", rows=documents.DocumentRows(1, 4)))[0] == (
         "id",
         "1",
         "2",
@@ -127,9 +122,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_sentences_and_documents_are_kept(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sentences_and_documents_are_kept(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(document_store, "DOCUMENTS_PER_CHUNK", 2)
     found = documents.find_documents(str(text))
     pieces = WordPieceTokenizer.train([one.text for one in found], 200)

@@ -160,9 +160,7 @@ def test_a_folder_that_is_not_there_or_lacks_a_file_is_told_as_such(
     with pytest.raises(InputError, match=r"no folder .*nowhere to download from; a URL begins with") as no:
         download_dataset("tiny", tmp_path / "data", mirror=str(tmp_path / "nowhere"))
     (tmp_path / "origin" / "train_german.gz").unlink()
-    with pytest.raises(
-        InputError, match=r"origin does not contain train_german\.gz or train\.de\.gz"
-    ) as lacks:
+    with pytest.raises(InputError, match=r"origin does not contain train_german\.gz or train\.de\.gz") as lacks:
         download_dataset("tiny", tmp_path / "data", mirror=str(tmp_path / "origin"))
     assert "online" not in f"{no.value} {lacks.value}"
 

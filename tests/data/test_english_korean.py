@@ -278,7 +278,7 @@ def derivations(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Iterator[Phr
 
             return checked
 
-        for name in ("said", "unsaid", "arrange"):
+        for name in ("align_words", "make_unaligned", "arrange"):
             checked = within(getattr(phrases, name))
             for place in (phrases, predicates, nominals, clauses, grammar):
                 if hasattr(place, name):
@@ -300,9 +300,7 @@ def derivations(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Iterator[Phr
 def by_hand() -> list[tuple[str, str, str]]:
     lines = BY_HAND.strip().splitlines()
     pairs = [line.split(" | ") for line in lines[::2]]
-    return [
-        (english, korean, links.strip()) for (english, korean), links in zip(pairs, lines[1::2], strict=True)
-    ]
+    return [(english, korean, links.strip()) for (english, korean), links in zip(pairs, lines[1::2], strict=True)]
 
 
 def written(sure: Sequence[Link], possible: Sequence[Link]) -> str:
@@ -310,9 +308,7 @@ def written(sure: Sequence[Link], possible: Sequence[Link]) -> str:
     return " ".join(f"{i}{kind}{j}" for i, j, kind in sorted(links))
 
 
-@pytest.mark.parametrize(
-    ("english", "korean", "links"), by_hand(), ids=[english for english, _, _ in by_hand()]
-)
+@pytest.mark.parametrize(("english", "korean", "links"), by_hand(), ids=[english for english, _, _ in by_hand()])
 def test_a_sentence_by_hand(
     english: str, korean: str, links: str, derivations: Callable[[str], Iterator[Phrase]]
 ) -> None:
@@ -356,9 +352,7 @@ def test_every_korean_word_has_a_sure_link_and_nearly_always_one(pairs: list[Sen
         for i, j in (*pair.sure_links, *pair.possible_links):
             assert 0 <= i < len(english)
             assert 0 <= j < len(korean)
-        assert len({*pair.sure_links, *pair.possible_links}) == len(pair.sure_links) + len(
-            pair.possible_links
-        )
+        assert len({*pair.sure_links, *pair.possible_links}) == len(pair.sure_links) + len(pair.possible_links)
         assert {j for _, j in pair.sure_links} == set(range(len(korean)))
         words, links = words + len(korean), links + len(pair.sure_links)
     assert links < 1.02 * words
@@ -460,9 +454,7 @@ def test_mistakes_that_are_not_made(pairs: list[SentencePair], mistake: str) -> 
     assert found == []
 
 
-WORDS = (
-    "not will can cannot could must because when if but or who which that these with by there became every"
-)
+WORDS = "not will can cannot could must because when if but or who which that these with by there became every"
 
 
 @pytest.mark.parametrize("word", WORDS.split())
@@ -474,12 +466,13 @@ def test_every_construction_is_there(pairs: list[SentencePair], word: str) -> No
 
 
 def digest(pairs: Sequence[SentencePair]) -> str:
-    return hashlib.sha256("\n".join(map(repr, pairs)).encode()).hexdigest()[:16]
+    rows = [repr((pair.english, pair.korean, pair.sure_links, pair.possible_links)) for pair in pairs]
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]
 
 
 def test_a_seed_gives_the_same_sentences_everywhere() -> None:
     # Figures are compared on this data: if this changes, say so in the changelog.
-    assert digest(list(generate_pairs(seed=0, count=500))) == "80e8adbe63dd050f"
+    assert digest(list(generate_pairs(seed=0, count=500))) == "0796d9ec5f5f23d5"
     assert digest(list(generate_pairs(seed=1, count=500))) != digest(list(generate_pairs(seed=-1, count=500)))
 
 
@@ -527,7 +520,7 @@ def test_about_one_in_sixteen_is_for_testing(pairs: list[SentencePair]) -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(InputError, match="count is -1"):
+    with pytest.raises(InputError, match="count=-1"):
         generate_pairs(seed=0, count=-1)
     with pytest.raises(InputError, match="longest is 2"):
         generate_pairs(seed=0, count=1, max_words=2)
@@ -561,10 +554,10 @@ def test_words_without_a_word_of_their_own_lean_on_the_last_one() -> None:
     assert append_english(align_words("wait", "기다린다"), "for") == Phrase(
         ("wait", "for"), ("기다린다",), ((0, 0),), ((1, 0),)
     )
-    assert prepend_english("in", align_words("the house", "큰 집에")).possible == ((0, 1),)
+    assert prepend_english("in", align_words("the house", "큰 집에")).possible_links == ((0, 1),)
 
 
 def test_an_idiom_goes_word_by_word_if_it_has_as_many_in_both() -> None:
-    assert align_words("next week", "다음 주에").sure == ((0, 0), (1, 1))
-    assert align_words("example sentence", "예문").sure == ((0, 0), (1, 0))
-    assert align_words("can", "수 있다").sure == ((0, 0), (0, 1))
+    assert align_words("next week", "다음 주에").sure_links == ((0, 0), (1, 1))
+    assert align_words("example sentence", "예문").sure_links == ((0, 0), (1, 0))
+    assert align_words("can", "수 있다").sure_links == ((0, 0), (0, 1))

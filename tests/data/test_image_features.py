@@ -105,9 +105,7 @@ def test_a_picture_that_has_changed_is_computed_anew(tmp_path: Path) -> None:
     changed = drawn(tmp_path, [2, 30, 5])  # all are written again, and so have another time
     os.utime(changed[0].image.path, ns=(0, found[0].image.modified_ns))
     os.utime(changed[2].image.path, ns=(0, found[2].image.modified_ns))
-    again = [
-        CaptionExample(ImageFile.from_path(one.image.path), one.captions, one.location) for one in changed
-    ]
+    again = [CaptionExample(ImageFile.from_path(one.image.path), one.captions, one.location) for one in changed]
     cache = opened(tmp_path)
     assert fill(cache, again) == [30]
     assert greys(cache, again) == [2, 30, 5]
@@ -153,11 +151,7 @@ def test_a_stop_at_the_first_flaw_keeps_what_was_made(tmp_path: Path) -> None:
     found[5].image.path.write_bytes(b"")
     encoder = Encoder()
     with pytest.raises(InputError, match=r"my.tsv:5 5.png: "):
-        list(
-            skip_invalid(
-                opened(tmp_path).fill(found, encoder.prepare, encoder.encode), "stop", SkippedExamples()
-            )
-        )
+        list(skip_invalid(opened(tmp_path).fill(found, encoder.prepare, encoder.encode), "stop", SkippedExamples()))
     assert encoder.seen == [2, 3, 5, 7, 11]
     assert len(opened(tmp_path)) == 5
 

@@ -88,6 +88,4 @@ def test_what_decoders_write_passes(data: bytes) -> None:
 
 def test_the_number_of_scans_is_exact() -> None:
     assert decode_image(with_scans(MAX_SCANS), "most").shape == (29, 31, 3)  # type: ignore[union-attr]
-    assert str(decode_image(with_scans(MAX_SCANS + 1), "more")).startswith(
-        f"more: {TOO_MANY_PARTS} (over 100 scans"
-    )
+    assert str(decode_image(with_scans(MAX_SCANS + 1), "more")).startswith(f"more: {TOO_MANY_PARTS} (over 100 scans")

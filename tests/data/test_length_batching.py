@@ -66,9 +66,7 @@ def test_another_epoch_or_seed_has_another_order(packed: bool) -> None:
 
 def test_the_batches_of_an_epoch_come_in_no_order_of_length() -> None:
     lengths = np.repeat(np.arange(1, 51, dtype=np.int32), 20)
-    longest = [
-        lengths[batch].max() for batch in plan_batches(lengths, lengths, max_tokens=100, seed=3, epoch=0)
-    ]
+    longest = [lengths[batch].max() for batch in plan_batches(lengths, lengths, max_tokens=100, seed=3, epoch=0)]
     rises = sum(a < b for a, b in itertools.pairwise(longest)) / len(longest)
     assert 0.4 < rises < 0.6
 
@@ -154,13 +152,9 @@ def test_parts_make_up_the_batch_and_are_of_like_work(lengths: list[tuple[int, i
 def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
     letters = Tokenizer.train(["abcdefghij"], TokenizerConfig("characters", vocab_size=400))
     chance = np.random.default_rng(5)
-    pairs = [
-        ("abcdefghij"[: chance.integers(1, 11)], "jihgfedcba"[: chance.integers(1, 11)]) for _ in range(101)
-    ]
+    pairs = [("abcdefghij"[: chance.integers(1, 11)], "jihgfedcba"[: chance.integers(1, 11)]) for _ in range(101)]
     path = tmp_path_factory.mktemp("store") / "s"
-    return prepare_token_store(
-        path, ParallelCorpus.from_pairs("made", lambda: pairs), TokenizerPair(letters, letters)
-    )
+    return prepare_token_store(path, ParallelCorpus.from_pairs("made", lambda: pairs), TokenizerPair(letters, letters))
 
 
 @pytest.mark.parametrize("index", [[0], [7, 3, 100, 7], range(101), []])

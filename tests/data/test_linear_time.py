@@ -17,7 +17,7 @@ from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
 from jumok.data.tokenizers.windows import find_central_window, make_windows
 from jumok.metrics import captions
 from jumok.tasks.pretrain import predictor as pretrain_predictor
-from jumok.tasks.tag import task as tag_task
+from jumok.tasks.tag.data import WORD_PATTERN
 
 SECONDS = 120  # each case takes 6 at most at 1,000,000 characters, where a quadratic one takes hours
 
@@ -59,8 +59,8 @@ CASES: list[tuple[str, Callable[[str], object], Callable[[int], str]]] = [
         lambda text: word_tokenizer.segment_text(text, strip_markup=True),
         between("&#", "1", ""),
     ),
-    ("words to tag", tag_task.WORD_PATTERN.findall, between("a", ".", "")),
-    ("initials to tag", tag_task.WORD_PATTERN.findall, between("", "A.", "A")),
+    ("words to tag", WORD_PATTERN.findall, between("a", ".", "")),
+    ("initials to tag", WORD_PATTERN.findall, between("", "A.", "A")),
     ("two texts", pretrain_predictor._split_texts, between("a", " ", "b")),
     ("spelled out", lambda text: spelling.normalize_spelling(text, "fr"), unit("no. ")),
     ("digits", SpeechSymbols(["a"], "en").encode, unit("1")),

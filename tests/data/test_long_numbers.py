@@ -19,7 +19,7 @@ LONG = "1" * 5000
 def test_gold_links(tmp_path: Path) -> None:
     for text in (f"0-{LONG}\n", f"0-0\n{LONG}-1\n", f"1 1 1\n1 {LONG} 1\n"):
         (tmp_path / "gold.links").write_text(text, encoding="utf-8")
-        with pytest.raises(InputError, match="a link is written as in"):
+        with pytest.raises(InputError, match="expected a link such as"):
             word_alignments.read_alignments(tmp_path / "gold.links")
 
 
@@ -28,7 +28,7 @@ def test_options_and_names() -> None:
         comparison.parse_ablations([f"encoder.0:{LONG}"])
     with pytest.raises(InputError, match="counted from 0"):
         corpus_alignment.parse_view_filter(LONG, "auto", None)
-    with pytest.raises(InputError, match="told by its number"):
+    with pytest.raises(InputError, match="expected the number of a scene"):
         BuiltinScene.from_name(f"scenes:{LONG}")
 
 

@@ -100,9 +100,7 @@ def test_two_files_line_by_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), [(7, 5), (5, 7), (0, 3)])
-def test_files_of_different_length_are_an_error_with_both_counts(
-    tmp_path: Path, one: int, other: int
-) -> None:
+def test_files_of_different_length_are_an_error_with_both_counts(tmp_path: Path, one: int, other: int) -> None:
     put(tmp_path / "c.en", "x\n" * one)
     put(tmp_path / "c.de", "y\n" * other)
     corpus = find_corpus(str(tmp_path / "c"), source="en", target="de", on_error="skip")
@@ -125,9 +123,7 @@ def test_files_of_different_length_are_an_error_with_both_counts(
         ("source\ttarget\tnote", (1, 2)),
     ],
 )
-def test_a_header_is_known_by_the_names_asked_for(
-    tmp_path: Path, first: str, sides: readers_formats.Sides
-) -> None:
+def test_a_header_is_known_by_the_names_asked_for(tmp_path: Path, first: str, sides: readers_formats.Sides) -> None:
     names = first.strip("\ufeff").split("\t")
     row = ["?", "?", "?"]
     for name, text in (("en", "dog"), ("source", "dog"), ("de", "Hund"), ("target", "Hund"), ("y", "Hund")):
@@ -219,9 +215,7 @@ def test_two_names_that_a_table_does_not_have_are_told(
 ) -> None:
     path = put(tmp_path / "my.csv", f"{first}\n{below}")
     one, other = first.split(",")
-    told = (
-        rf"no columns '{sides[0]}' and '{sides[1]}'; its first line is '{one}', '{other}'.*data.source={one} "
-    )
+    told = rf"no columns '{sides[0]}' and '{sides[1]}'; its first line is '{one}', '{other}'.*data.source={one} "
     with pytest.raises(InputError, match=told):
         list(find_corpus(str(path), source=sides[0], target=sides[1]))
 
@@ -409,9 +403,7 @@ def test_a_data_set_is_found_by_name_and_split(shelf: Path) -> None:
     assert pairs(find_corpus(both, source="x", target="y"))[0] == ("en 0", "fr 0")
 
 
-def test_without_jumok_data_the_folder_data_is_looked_into(
-    shelf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_jumok_data_the_folder_data_is_looked_into(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JUMOK_DATA")
     shelf.rename("data")
     assert len(list(find_corpus("captions/train", source="en", target="de"))) == 5
@@ -470,10 +462,7 @@ def test_a_corpus_may_be_made_and_prepared(tmp_path: Path) -> None:
     corpus = ParallelCorpus.from_pairs("squares", lambda: ((f"{n} TIMES {n}", str(n * n)) for n in range(3)))
     small = corpus.map_texts("small", str.lower, lambda text: text * 2)
     assert pairs(small) == [("0 times 0", "00"), ("1 times 1", "11"), ("2 times 2", "44")]
-    assert (
-        len({corpus.fingerprint, small.fingerprint, ParallelCorpus.from_pairs("cubes", list).fingerprint})
-        == 3
-    )
+    assert len({corpus.fingerprint, small.fingerprint, ParallelCorpus.from_pairs("cubes", list).fingerprint}) == 3
     gone = corpus.map_texts("gone", lambda text: "", str)
     with pytest.raises(InputError, match="squares:1: an empty source"):
         list(gone)
@@ -501,9 +490,7 @@ def test_a_data_set_of_the_hub_is_streamed(tmp_path: Path, monkeypatch: pytest.M
         return datasets.Dataset.from_list(rows).to_iterable_dataset()
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    corpus = find_corpus(
-        "hub:some/one@v2:de-en", source="en", target="de", split="validation", on_error="skip"
-    )
+    corpus = find_corpus("hub:some/one@v2:de-en", source="en", target="de", split="validation", on_error="skip")
     assert list(corpus) == [TranslationExample("dog", "Hund", "hub:some/one@v2:de-en:validation:1")]
     assert asked == {
         "name": "some/one",

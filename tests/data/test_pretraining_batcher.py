@@ -45,9 +45,7 @@ def store(pieces: WordPieceTokenizer, tmp_path_factory: pytest.TempPathFactory) 
     letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 
     def sentence() -> str:
-        return " ".join(
-            "".join(chance.choice(letters, chance.integers(1, 7))) for _ in range(chance.integers(1, 12))
-        )
+        return " ".join("".join(chance.choice(letters, chance.integers(1, 7))) for _ in range(chance.integers(1, 12)))
 
     texts = ["\n".join(sentence() for _ in range(chance.integers(2, 14))) for _ in range(300)]
     (folder / "text.txt").write_text("\n\n".join(texts))
@@ -102,9 +100,7 @@ def test_half_of_the_second_segments_are_next_and_the_others_from_another_docume
         counts[1] += len(starts)
         offsets = store.sentences.offsets.astype(np.int64)
         ends = offsets[store.documents]  # of documents, in tokens
-        first, second = (
-            np.searchsorted(ends, at, side="right") - 1 for at in (found.first_start, found.second_start)
-        )
+        first, second = (np.searchsorted(ends, at, side="right") - 1 for at in (found.first_start, found.second_start))
         assert (first == own.document).all()
         assert ((second == first) == ~found.is_random).all()
         # What is next begins where the first ended, but for what was cut off between them.
@@ -125,9 +121,7 @@ def test_half_of_the_second_segments_are_next_and_the_others_from_another_docume
 def test_sequences_are_filled_up_and_some_are_shorter(store: DocumentStore) -> None:
     _, own, found = laid_out(store)
     assert found.lengths.max() == LENGTH
-    assert within(
-        int((own.target_length < LENGTH - 3).sum()), len(own.target_length), 0.1 * (1 - 1 / (LENGTH - 4))
-    )
+    assert within(int((own.target_length < LENGTH - 3).sum()), len(own.target_length), 0.1 * (1 - 1 / (LENGTH - 4)))
     assert set(own.target_length.tolist()) <= set(range(2, LENGTH - 2))
 
 
@@ -158,9 +152,7 @@ def test_a_single_document_is_not_enough(pieces: WordPieceTokenizer, tmp_path: P
 # ------------------------------------------------------------------------------------------- hidden words
 
 
-def test_fifteen_percent_are_said_and_hidden_as_published(
-    store: DocumentStore, pieces: WordPieceTokenizer
-) -> None:
+def test_fifteen_percent_are_said_and_hidden_as_published(store: DocumentStore, pieces: WordPieceTokenizer) -> None:
     data = made(store, pieces)
     tokens = labels = masks = kept = 0
     for epoch in range(4):
@@ -168,9 +160,7 @@ def test_fifteen_percent_are_said_and_hidden_as_published(
             lengths = np.array(batch.tokens.lengths)
             width = batch.tokens.ids.shape[1]
             wanted = np.maximum(1, np.rint(0.15 * lengths))
-            assert (
-                np.bincount(batch.masked_indices.numpy() // width, minlength=len(lengths)) == wanted
-            ).all()
+            assert (np.bincount(batch.masked_indices.numpy() // width, minlength=len(lengths)) == wanted).all()
             shown = batch.tokens.ids.flatten()[batch.masked_indices]
             tokens, labels = tokens + int(lengths.sum()), labels + batch.count
             masks += int((shown == pieces.mask_id).sum())
@@ -181,9 +171,7 @@ def test_fifteen_percent_are_said_and_hidden_as_published(
             assert not set(others.tolist()) & set(pieces.special_ids)
     assert abs(labels / tokens - 0.15) < 0.01
     assert within(masks, labels, 0.8)
-    assert within(
-        kept, labels, 0.1 + 0.1 / (pieces.vocab_size - 5)
-    )  # a word at random may be the word itself
+    assert within(kept, labels, 0.1 + 0.1 / (pieces.vocab_size - 5))  # a word at random may be the word itself
     assert within(labels - masks - kept, labels, 0.1 * (1 - 1 / (pieces.vocab_size - 5)))
 
 
@@ -298,9 +286,7 @@ def contents(batch: PretrainingBatch) -> dict[int, tuple[Any, ...]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "layout", [{"packed": True}, {"packed": True, "fixed_shapes": True}, {"fixed_shapes": True}]
-)
+@pytest.mark.parametrize("layout", [{"packed": True}, {"packed": True, "fixed_shapes": True}, {"fixed_shapes": True}])
 def test_every_layout_has_the_same_pairs(
     store: DocumentStore, pieces: WordPieceTokenizer, layout: dict[str, bool]
 ) -> None:
@@ -338,9 +324,7 @@ def test_an_epoch_comes_again_the_same_and_the_next_one_is_another(
     index = one.batches(2)[1]
     one.batches(0)
     assert contents(one.collate(index)) == contents(other.collate(index))
-    first, second = (
-        {n % module.EPOCH_STRIDE for b in one.batches(epoch) for n in b.tolist()} for epoch in (0, 1)
-    )
+    first, second = ({n % module.EPOCH_STRIDE for b in one.batches(epoch) for n in b.tolist()} for epoch in (0, 1))
     assert first != second
     same = first & second
     assert same
@@ -351,9 +335,7 @@ def test_an_epoch_comes_again_the_same_and_the_next_one_is_another(
     assert [b.tolist() for b in seeded.batches(0)] != [b.tolist() for b in made(store, pieces).batches(0)]
 
 
-def test_parts_of_a_batch_are_all_of_it_and_do_not_overlap(
-    store: DocumentStore, pieces: WordPieceTokenizer
-) -> None:
+def test_parts_of_a_batch_are_all_of_it_and_do_not_overlap(store: DocumentStore, pieces: WordPieceTokenizer) -> None:
     data = made(store, pieces)
     for index in data.batches(1)[:5]:
         parts = data.divide(index, 3)
@@ -370,9 +352,7 @@ def test_parts_of_a_batch_are_all_of_it_and_do_not_overlap(
     assert [len(part) for part in data.divide(index[:2], 3)] == [1, 1, 0]
 
 
-def test_windows_do_not_show(
-    store: DocumentStore, pieces: WordPieceTokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_windows_do_not_show(store: DocumentStore, pieces: WordPieceTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = [index.tolist() for index in made(store, pieces).batches(0)]
     monkeypatch.setattr(module, "LAYOUT_WINDOW", 7)
     assert [index.tolist() for index in made(store, pieces).batches(0)] == wanted

@@ -18,7 +18,7 @@ from jumok.data.tokenizers.segmentation import WORD_REGEX, find_grapheme_boundar
 from jumok.data.tokenizers.vocabulary import SPACE
 from jumok.data.tokenizers.vocabulary import WORD_PATTERN as VOCABULARY_WORD
 from jumok.data.tokenizers.word_tokenizer import WordTokenizer, WordTokenizerConfig, segment_text
-from jumok.tasks.tag import task as tag_task
+from jumok.tasks.tag.data import WORD_PATTERN
 
 # Each case is written with | between its words.
 CASES = {
@@ -56,7 +56,7 @@ def test_words(name: str) -> None:
     text = CASES[name].replace("|", "")
     assert WORD_REGEX.findall(text) == words
     if "-" not in text:
-        assert tag_task.WORD_PATTERN.findall(text) == words
+        assert WORD_PATTERN.findall(text) == words
 
 
 def pre_tokenized(pattern: str, text: str) -> list[str]:
@@ -83,7 +83,7 @@ def test_a_model_of_words_reads_each_as_one_token() -> None:
 @given(ORDINARY)
 def test_ordinary_text_is_split_as_before(text: str) -> None:
     assert WORD_REGEX.findall(text) == OLD_WORD.findall(text)
-    assert tag_task.WORD_PATTERN.findall(text) == OLD_TAG_WORD.findall(text)
+    assert WORD_PATTERN.findall(text) == OLD_TAG_WORD.findall(text)
     line = text.replace(" ", SPACE)
     assert pre_tokenized(VOCABULARY_WORD, line) == pre_tokenized(OLD_VOCABULARY_WORD, line)
 

@@ -67,10 +67,7 @@ def test_the_order_is_one_of_seed_and_epoch() -> None:
     assert order(0) == order(0)
     assert order(0) != order(1)
     assert order(0) != order(0, seed=4)
-    padding = [
-        1 - sum(LENGTHS[i] for i in batch) / (len(batch) * max(LENGTHS[i] for i in batch))
-        for batch in order(0)
-    ]
+    padding = [1 - sum(LENGTHS[i] for i in batch) / (len(batch) * max(LENGTHS[i] for i in batch)) for batch in order(0)]
     assert np.mean(padding) < 0.15
 
 
@@ -79,9 +76,7 @@ def test_batches_that_are_alike_have_few_forms() -> None:
     batches = [utterances.collate(index) for epoch in range(3) for index in utterances.batches(epoch)]
     forms = {batch.graph_key for batch in batches}
     assert None not in forms
-    assert (
-        len({(batch.mels.shape, batch.text.ids.shape) for batch in batches}) == len(forms) < len(batches) / 2
-    )
+    assert len({(batch.mels.shape, batch.text.ids.shape) for batch in batches}) == len(forms) < len(batches) / 2
     fillers = [batch for batch in batches if len(batch.mel_lengths) > len(batch.example_indices)]
     assert fillers
     for batch in fillers:
@@ -103,9 +98,7 @@ def test_parts_of_a_batch_are_the_batch() -> None:
 @pytest.mark.parametrize("fixed_shapes", [False, True])
 def test_a_style_comes_from_another_that_is_spoken_alike(fixed_shapes: bool) -> None:
     manners = ["ab"[number % 2] if number else "alone" for number in range(len(TEXTS))]
-    utterances = SpeechBatcher(
-        TEXTS, SPECTRA, max_frames=400, seed=1, fixed_shapes=fixed_shapes, style_groups=manners
-    )
+    utterances = SpeechBatcher(TEXTS, SPECTRA, max_frames=400, seed=1, fixed_shapes=fixed_shapes, style_groups=manners)
     for index in utterances.batches(0):
         batch = utterances.collate(index)
         assert batch.style_reference is not None

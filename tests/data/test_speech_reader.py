@@ -33,9 +33,7 @@ PITCHES = {"a": 250.0, "b": 500.0, "c": 1000.0}
 def sounds(folder: Path, ending: str = ".wav") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, pitch in PITCHES.items():
-        save_audio(
-            folder / f"{name}{ending}", 0.5 * np.sin(2 * np.pi * pitch * np.arange(1600) / 16000), 16000
-        )
+        save_audio(folder / f"{name}{ending}", 0.5 * np.sin(2 * np.pi * pitch * np.arange(1600) / 16000), 16000)
 
 
 def packed(path: Path, folder: Path, under: str = "") -> Path:
@@ -130,9 +128,7 @@ def test_a_tar_with_a_table_in_it_under_jumok_data(tmp_path: Path, monkeypatch: 
     assert isinstance(found[0].audio, AudioFile)
     assert found[0].audio.offset > 0  # it was not unpacked
     assert [
-        one.text
-        for one in read_speech_examples("speech/mine.tar", split="valid")
-        if isinstance(one, SpeechExample)
+        one.text for one in read_speech_examples("speech/mine.tar", split="valid") if isinstance(one, SpeechExample)
     ] == [TEXTS["b"]]
 
 
@@ -179,9 +175,7 @@ def test_what_is_missing_or_broken_is_named_or_skipped(tmp_path: Path) -> None:
     assert skipped.total == 5
     with pytest.raises(InputError, match=r"my.tsv:3 b.flac: a damaged recording.*data.on_error=skip"):
         list(skip_invalid(decoded(), "stop", SkippedExamples()))
-    large = AudioFile.from_path(tmp_path / "a.flac").decode(
-        AudioProcessor(), limits=AudioLimits(max_bytes=100)
-    )
+    large = AudioFile.from_path(tmp_path / "a.flac").decode(AudioProcessor(), limits=AudioLimits(max_bytes=100))
     assert "too many bytes" in str(large)
 
 
@@ -208,9 +202,7 @@ def test_the_built_in_voices_are_recordings_like_others() -> None:
     assert first.emotion == BuiltinUtterance(3, 5).utterance.style
     assert first.audio.identity != second.audio.identity
     wave = first.audio.decode(AudioProcessor(AudioConfig.for_sample_rate(8000)))
-    np.testing.assert_array_equal(
-        wave, BuiltinUtterance(3, 5, 8000).utterance.waveform
-    )  # as loud as its style is
+    np.testing.assert_array_equal(wave, BuiltinUtterance(3, 5, 8000).utterance.waveform)  # as loud as its style is
     resampled = first.audio.decode(AudioProcessor())
     assert len(resampled) == pytest.approx(2 * len(wave), abs=2)
     assert synthesize_text("one").text == "one"

@@ -152,9 +152,7 @@ def test_a_short_answer_is_whole_in_some_window(length: int, room: int, data: st
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 20))
-def test_the_central_window_holds_the_piece_and_no_other_holds_it_better(
-    n: int, room: int, stride: int
-) -> None:
+def test_the_central_window_holds_the_piece_and_no_other_holds_it_better(n: int, room: int, stride: int) -> None:
     found = make_windows(n, room, stride)
     for piece in range(n):
         at = find_central_window(piece, found)

@@ -134,6 +134,4 @@ def test_the_first_piece_of_each_word_has_its_label(tagged_words: list[tuple[str
     assert counted == [label for word, label in tagged_words if word != "\u200b"]
 
 
-PIECES = WordPieceTokenizer.train(
-    [" ".join(WORDS), "unbelievable believable 친구와 친구"] * 3, vocab_size=120
-)
+PIECES = WordPieceTokenizer.train([" ".join(WORDS), "unbelievable believable 친구와 친구"] * 3, vocab_size=120)

@@ -52,9 +52,7 @@ def test_the_examples_in_the_docstrings() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("kind", MODELS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_every_layout_has_the_loss_of_the_single_texts(
-    kind: type[TextBatch], layout: dict[str, bool]
-) -> None:
+def test_every_layout_has_the_loss_of_the_single_texts(kind: type[TextBatch], layout: dict[str, bool]) -> None:
     config = BertConfig(width=8, num_layers=2, num_heads=2, feed_forward_width=16, max_positions=17)
     model: Any = MODELS[kind](config).eval()
     given = rows(kind)
@@ -77,8 +75,7 @@ def test_numbers_are_learned_from_in_every_layout() -> None:
     config = BertConfig(width=8, num_layers=1, num_heads=2, feed_forward_width=16, max_positions=17)
     model = BertClassifier(config, 30, 1).eval()
     given = [
-        EncodedText(row.ids, row.segments, {"labels": float(n)})
-        for n, row in enumerate(rows(ClassificationBatch))
+        EncodedText(row.ids, row.segments, {"labels": float(n)}) for n, row in enumerate(rows(ClassificationBatch))
     ]
     losses = []
     for layout in LAYOUTS:
@@ -93,9 +90,7 @@ def test_numbers_are_learned_from_in_every_layout() -> None:
 def test_batches_of_like_sizes_are_alike() -> None:
     given = rows(ClassificationBatch) * 20
     for packed in (False, True):
-        data = TextBatcher(
-            ClassificationBatch, given, max_tokens=128, seed=1, packed=packed, fixed_shapes=True
-        )
+        data = TextBatcher(ClassificationBatch, given, max_tokens=128, seed=1, packed=packed, fixed_shapes=True)
         forms = [data.collate(index).graph_key for index in data.batches(0)]
         assert None not in forms
         assert len(set(forms)) < len(forms) / 2

@@ -45,9 +45,7 @@ def test_numbers_and_empty_texts() -> None:
 
 
 def test_other_texts_have_another_fingerprint() -> None:
-    one, same, other = (
-        TextPairBatcher(x, SECONDS, LABELS, max_tokens=9, seed=1) for x in (FIRSTS, FIRSTS, SECONDS)
-    )
+    one, same, other = (TextPairBatcher(x, SECONDS, LABELS, max_tokens=9, seed=1) for x in (FIRSTS, FIRSTS, SECONDS))
     assert one.fingerprint == same.fingerprint != other.fingerprint
     relabelled = TextPairBatcher(FIRSTS, SECONDS, LABELS[::-1], max_tokens=9, seed=1)
     assert relabelled.fingerprint != one.fingerprint

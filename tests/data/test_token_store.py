@@ -98,9 +98,7 @@ def test_flawed_lines_are_counted_in_the_store(tmp_path: Path) -> None:
         tmp_path / "s", find_corpus(str(tmp_path / "my.tsv"), source=1, target=2, on_error="skip"), BOTH
     )
     assert contents(store) == [("a", "b"), ("d", "e")]
-    assert store.skipped == SkippedExamples(
-        store.skipped.counts, {"an empty target": f"{tmp_path / 'my.tsv'}:2"}
-    )
+    assert store.skipped == SkippedExamples(store.skipped.counts, {"an empty target": f"{tmp_path / 'my.tsv'}:2"})
 
 
 def test_a_store_is_used_again_until_something_changes(tmp_path: Path) -> None:
@@ -175,9 +173,7 @@ def test_a_killed_process_leaves_nothing_that_is_taken_for_whole(
     left = list(tmp_path.glob(".s-*.tmp"))
     assert len(left) == 1
     assert not path.exists()
-    store = prepare_token_store(
-        path, corpus(*[("a", "b")] * 9), BOTH
-    )  # the same name, and so the same fingerprint
+    store = prepare_token_store(path, corpus(*[("a", "b")] * 9), BOTH)  # the same name, and so the same fingerprint
     assert len(store) == 9
     assert left[0].exists()  # it might be another process's that is at work
     hour_ago = time.time() - 2 * files.ABANDONED_SECONDS
@@ -214,9 +210,7 @@ def test_a_damaged_store_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_two_that_make_the_same_store_at_once_do_not_disturb_each_other(
-    tmp_path: Path, is_there: bool
-) -> None:
+def test_two_that_make_the_same_store_at_once_do_not_disturb_each_other(tmp_path: Path, is_there: bool) -> None:
     path = tmp_path / "s"
     if is_there:
         prepare_token_store(path, corpus(("old", "old"), name="old"), BOTH)

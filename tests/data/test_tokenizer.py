@@ -156,11 +156,7 @@ def test_equally_rare_characters_and_words_leave_nothing_to_chance(kind: str) ->
     for _ in range(5):
         assert Tokenizer.train([*LINES, *rare], config).fingerprint == first.fingerprint
     if kind in ("bpe", "characters"):  # of the equally rare, the first ones by code point
-        kept = [
-            piece
-            for piece in first.ids_to_tokens(range(first.vocab_size))
-            if len(piece) == 1 and piece >= "가"
-        ]
+        kept = [piece for piece in first.ids_to_tokens(range(first.vocab_size)) if len(piece) == 1 and piece >= "가"]
         rarest = [piece for piece in kept if piece not in SEEN]
         assert 5 < len(rarest) < 300
         assert rarest == [chr(0xAC00 + n) for n in range(len(rarest))]
@@ -201,9 +197,7 @@ def test_words_are_those_between_white_space(kind: str, text: str) -> None:
 @given(st.data())
 def test_the_words_of_any_ids_are_those_of_their_text(kind: str, data: st.DataObject) -> None:
     tokenizer = trained(kind)
-    some = [
-        i + 4 for text in ("\n", "\u3000", "é", "▁") for i in text.encode()
-    ]  # as bytes, whole and in part
+    some = [i + 4 for text in ("\n", "\u3000", "é", "▁") for i in text.encode()]  # as bytes, whole and in part
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1) | st.sampled_from([*some, 30])))
     if kind == "words":
         ids = [i % tokenizer.vocab_size for i in ids]
@@ -268,9 +262,7 @@ def test_mistakes_are_told() -> None:
     with pytest.raises(InputError, match="no text to train a vocabulary on"):
         Tokenizer.train([], TokenizerConfig())
     with pytest.raises(InputError, match="must contain all characters"):
-        Tokenizer.train(
-            ["".join(map(chr, range(0xAC00, 0xB000)))], TokenizerConfig("unigram", vocab_size=400)
-        )
+        Tokenizer.train(["".join(map(chr, range(0xAC00, 0xB000)))], TokenizerConfig("unigram", vocab_size=400))
     tokenizer = trained("bpe")
     with pytest.raises(InputError, match="is not a string that can be encoded in UTF-8"):
         tokenizer.encode(["fine", "\ud83d"])
@@ -283,9 +275,7 @@ def test_mistakes_are_told() -> None:
 def test_a_large_alphabet_leaves_room_for_pieces_and_its_rare_characters_are_bytes() -> None:
     rare = "".join(map(chr, range(0xAC00, 0xAC00 + 900)))
     tokenizer = Tokenizer.train([*LINES, rare], TokenizerConfig("bpe", vocab_size=600))
-    characters = [
-        piece for piece in tokenizer.ids_to_tokens(range(260, tokenizer.vocab_size)) if len(piece) == 1
-    ]
+    characters = [piece for piece in tokenizer.ids_to_tokens(range(260, tokenizer.vocab_size)) if len(piece) == 1]
     assert len(characters) == (600 - 260) // 2
     assert "▁the" in tokenizer.ids_to_tokens(range(tokenizer.vocab_size))
     assert tokenizer.decode(tokenizer.encode([rare])[0]) == rare

@@ -64,10 +64,6 @@ def test_the_links_of_a_split_are_found(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "set").mkdir()
     path = put(tmp_path / "set" / "gold.links.txt.gz", "0-0\n")
     monkeypatch.setenv("JUMOK_DATA", str(tmp_path))
-    assert (
-        word_alignments.find_alignment_file("set/gold")
-        == word_alignments.find_alignment_file(str(path))
-        == path
-    )
+    assert word_alignments.find_alignment_file("set/gold") == word_alignments.find_alignment_file(str(path)) == path
     with pytest.raises(InputError, match=r"no file set/dev .*contains: gold\.links\.txt\.gz"):
         word_alignments.find_alignment_file("set/dev")

@@ -94,10 +94,7 @@ def test_unknown_words_empty_sentences_and_saving(tmp_path) -> None:  # type: ig
     assert nothing == []
     words.save(tmp_path)
     assert WordTokenizer.load(tmp_path).encode([TEXTS]) == words.encode([TEXTS])
-    assert (
-        WordTokenizer.train([TEXTS], WordTokenizerConfig(vocab_size=100, min_count=1)).vocab_size
-        > words.vocab_size
-    )
+    assert WordTokenizer.train([TEXTS], WordTokenizerConfig(vocab_size=100, min_count=1)).vocab_size > words.vocab_size
 
 
 def test_settings_that_make_no_sense() -> None:

@@ -23,9 +23,7 @@ def text(header: bool, end: str = "\n") -> bytes:
 
 
 def binary(line_end: bytes) -> bytes:
-    rows = [
-        word.encode() + b" " + struct.pack("<3f", *numbers) + line_end for word, numbers in VALUES.items()
-    ]
+    rows = [word.encode() + b" " + struct.pack("<3f", *numbers) + line_end for word, numbers in VALUES.items()]
     return f"{len(VALUES)} 3\n".encode() + b"".join(rows)
 
 
@@ -63,9 +61,7 @@ def test_the_rows_of_known_words_are_filled_and_counted(tmp_path: Path) -> None:
     (tmp_path / "my.vec").write_bytes(text(True))
     embedding = nn.Embedding(11, 3)  # a few more rows than words
     before = embedding.weight.detach().clone()
-    found = word_vectors.fill_embedding(
-        embedding, PIECES, word_vectors.read_word_vectors(tmp_path / "my.vec", PIECES)
-    )
+    found = word_vectors.fill_embedding(embedding, PIECES, word_vectors.read_word_vectors(tmp_path / "my.vec", PIECES))
     assert found == 3  # ▁dog, dog and ▁책
     assert embedding.weight[4].tolist() == embedding.weight[5].tolist() == VALUES["dog"]
     assert embedding.weight[6].tolist() == VALUES["책"]
@@ -78,10 +74,7 @@ def test_a_half_precision_embedding_is_filled_too(tmp_path: Path) -> None:
     (tmp_path / "my.vec").write_bytes(text(False))
     embedding = nn.Embedding(8, 3, dtype=torch.bfloat16)
     assert (
-        word_vectors.fill_embedding(
-            embedding, PIECES, word_vectors.read_word_vectors(tmp_path / "my.vec", PIECES)
-        )
-        == 3
+        word_vectors.fill_embedding(embedding, PIECES, word_vectors.read_word_vectors(tmp_path / "my.vec", PIECES)) == 3
     )
     assert embedding.weight[4].tolist() == VALUES["dog"]
 

@@ -89,10 +89,7 @@ def test_what_is_saved_is_what_transformers_reads(pieces: WordPieceTokenizer, tm
     pieces.save(tmp_path)
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
     for text in TRIED:
-        assert (
-            theirs(text, add_special_tokens=False)["input_ids"]
-            == pieces.encode([text], allow_special=True)[0]
-        )
+        assert theirs(text, add_special_tokens=False)["input_ids"] == pieces.encode([text], allow_special=True)[0]
     again = WordPieceTokenizer.load(tmp_path)
     assert again.fingerprint == pieces.fingerprint
     assert again.special_ids == pieces.special_ids == [0, 1, 2, 3, 4]
@@ -163,9 +160,7 @@ def test_no_text_makes_a_special_token_unless_asked(pieces: WordPieceTokenizer) 
 
 
 def test_special_tokens_may_have_other_names_and_places(pieces: WordPieceTokenizer, tmp_path: Path) -> None:
-    folder = written_vocabulary(
-        pieces, tmp_path / "named", mask_token={"content": "<hidden>"}, pad_token="##s"
-    )
+    folder = written_vocabulary(pieces, tmp_path / "named", mask_token={"content": "<hidden>"}, pad_token="##s")
     words = (folder / "vocab.txt").read_text(encoding="utf-8")
     (folder / "vocab.txt").write_text(f"{words}<hidden>\n", encoding="utf-8")
     found = WordPieceTokenizer.load(folder)
@@ -174,9 +169,7 @@ def test_special_tokens_may_have_other_names_and_places(pieces: WordPieceTokeniz
 
 
 def test_pieces_inside_words_are_known(pieces: WordPieceTokenizer) -> None:
-    for word, inside in zip(
-        pieces.ids_to_tokens(range(pieces.vocab_size)), pieces.is_continuation, strict=True
-    ):
+    for word, inside in zip(pieces.ids_to_tokens(range(pieces.vocab_size)), pieces.is_continuation, strict=True):
         assert word.startswith("##") == inside
 
 

@@ -59,9 +59,7 @@ def test_the_exact_best_is_found_with_unknown_words_too(told, random_scores, sen
         assert first.logprob == pytest.approx(logprob, abs=1e-5)
 
 
-def plain_beam(
-    model, sentence: int, *, size: int, n_best: int, penalty: float, longest: int
-) -> list[Hypothesis]:
+def plain_beam(model, sentence: int, *, size: int, n_best: int, penalty: float, longest: int) -> list[Hypothesis]:
     """The rules, one sentence and one hypothesis at a time, without the shortcut of an early stop."""
     live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     finished: list[Hypothesis] = []
@@ -147,14 +145,9 @@ def test_size_one_is_greedy(told, random_scores, sentences, words: int, steps: f
 
 
 @pytest.mark.parametrize("every", [1, 2, 8])
-def test_a_batch_gives_what_each_sentence_gives_alone(
-    told, random_scores, look_every, sentences, every: int
-) -> None:
+def test_a_batch_gives_what_each_sentence_gives_alone(told, random_scores, look_every, sentences, every: int) -> None:
     scores = random_scores(11, seed=1)
-    alone = [
-        beam_search(told(scores), sentences(n), beam_size=4, n_best=3, max_length=13)[0]
-        for n in range(20, 37)
-    ]
+    alone = [beam_search(told(scores), sentences(n), beam_size=4, n_best=3, max_length=13)[0] for n in range(20, 37)]
     look_every(every)
     assert beam_search(told(scores), sentences(*range(20, 37)), beam_size=4, n_best=3, max_length=13) == alone
 
@@ -243,14 +236,10 @@ def test_fewer_than_asked_for_if_no_more_are_possible(told) -> None:
 
 def test_unfinished_ones_stand_behind_and_are_told(told) -> None:
     plan = {(): {A: 0.6, B: 0.4}, (A,): {A: 0.99, EOS: 0.01}, (B,): {A: 0.5, B: 0.5}}
-    [hypotheses] = beam_search(
-        told(table(plan)), ONE, beam_size=3, n_best=3, max_length=1, length_penalty=1.0
-    )
+    [hypotheses] = beam_search(told(table(plan)), ONE, beam_size=3, n_best=3, max_length=1, length_penalty=1.0)
     # The EOS of A is the fourth candidate.
     assert [(h.ids, h.finished) for h in hypotheses] == [((A,), False), ((B,), False)]
-    [hypotheses] = beam_search(
-        told(table(plan)), ONE, beam_size=4, n_best=3, max_length=1, length_penalty=1.0
-    )
+    [hypotheses] = beam_search(told(table(plan)), ONE, beam_size=4, n_best=3, max_length=1, length_penalty=1.0)
     assert [(h.ids, h.finished) for h in hypotheses] == [((A,), True), ((B,), False)]
     first, second = hypotheses
     assert first.score == pytest.approx(math.log(0.006) / (7 / 6), abs=1e-6)  # A and EOS: length 2

@@ -136,9 +136,7 @@ def test_the_steps_have_the_loss_of_training(model: Any, mode: Callable[[], Any]
             logits, state = model.step(state, ids)
             assert logits.shape == (NUM_SOURCES, TARGET_WORDS)
             nll = nll + F.cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORE)
-    torch.testing.assert_close(
-        nll.detach(), model.loss(batch).parts["nll"].detach(), **EXACT, check_dtype=False
-    )
+    torch.testing.assert_close(nll.detach(), model.loss(batch).parts["nll"].detach(), **EXACT, check_dtype=False)
 
 
 # Rows of the state after each reorder, and the sources that remain if they are known.
@@ -207,8 +205,6 @@ def test_a_beam_of_1_is_greedy_search(model: Any) -> None:
     source = build_source(model)
     greedy = greedy_search(model, source, max_length=6)
     assert len(greedy) == NUM_SOURCES
-    for [hypothesis], expected in zip(
-        beam_search(model, source, beam_size=1, max_length=6), greedy, strict=True
-    ):
+    for [hypothesis], expected in zip(beam_search(model, source, beam_size=1, max_length=6), greedy, strict=True):
         assert hypothesis.ids == expected.ids
         assert hypothesis.logprob == pytest.approx(expected.logprob)

@@ -32,9 +32,7 @@ def test_by_hand(told) -> None:
         (7, (A, B)): only(EOS=0.0, A=0.0),  # a tie: EOS has the lower id
         (8, ()): only(EOS=2.0, A=0.0),
     }
-    found = greedy_search(
-        told(lambda n, said: plan.get((n, said), only(A=0.0))), Tokens.pad([[7, EOS], [8, 9, EOS]])
-    )
+    found = greedy_search(told(lambda n, said: plan.get((n, said), only(A=0.0))), Tokens.pad([[7, EOS], [8, 9, EOS]]))
     assert [h.ids for h in found] == [(A, B), ()]
     assert all(h.finished and h.score == h.logprob for h in found)
     by_hand = -math.log1p(math.exp(-1)) - math.log1p(math.exp(-2)) - math.log(2)
@@ -111,9 +109,7 @@ def test_an_empty_source_has_an_empty_translation(told) -> None:
 
 
 @pytest.mark.parametrize("every", [1, 2, 8])
-def test_a_batch_gives_what_each_sentence_gives_alone(
-    told, random_scores, look_every, sentences, every: int
-) -> None:
+def test_a_batch_gives_what_each_sentence_gives_alone(told, random_scores, look_every, sentences, every: int) -> None:
     scores = random_scores(11, seed=1)
     alone = [greedy_search(told(scores), sentences(n), max_length=13)[0] for n in range(20, 37)]
     assert len({len(h.ids) for h in alone}) > 4
@@ -182,6 +178,4 @@ def test_low_precision_scores_are_normalised_in_float32(told) -> None:
         def step(self, state, ids):
             return torch.zeros(len(ids), 5003, dtype=torch.bfloat16), state
 
-    assert greedy_search(Half(), Tokens.pad([[7, EOS]]))[0].logprob == pytest.approx(
-        -math.log(5003), abs=1e-6
-    )
+    assert greedy_search(Half(), Tokens.pad([[7, EOS]]))[0].logprob == pytest.approx(-math.log(5003), abs=1e-6)

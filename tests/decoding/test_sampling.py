@@ -100,9 +100,7 @@ def test_the_ends_of_the_line() -> None:
     ]  # all but even, and nothing impossible
 
 
-def test_a_seeded_generator_decides_and_dropped_rows_do_not(
-    told, random_scores, sentences, look_every
-) -> None:
+def test_a_seeded_generator_decides_and_dropped_rows_do_not(told, random_scores, sentences, look_every) -> None:
     scores, source = random_scores(11, seed=2), sentences(*range(20, 43))
 
     def run(seed: int) -> list:
@@ -130,9 +128,7 @@ def test_the_logprob_is_the_models_own(told, random_scores, sentences) -> None:
 
 def test_one_word_to_choose_from_is_greedy(told, random_scores, sentences) -> None:
     scores, source = random_scores(11, seed=4, steps=1.0), sentences(*range(20, 37))
-    assert sample(told(scores), source, top_k=1, max_length=9) == greedy_search(
-        told(scores), source, max_length=9
-    )
+    assert sample(told(scores), source, top_k=1, max_length=9) == greedy_search(told(scores), source, max_length=9)
 
 
 @pytest.mark.parametrize(

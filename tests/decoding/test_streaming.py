@@ -75,9 +75,7 @@ def test_a_sentence_that_is_given_up_ends_and_the_others_do_not_notice(
 
     def search(model):
         return (
-            [[one] for one in greedy_search(model, source)]
-            if size == 1
-            else beam_search(model, source, beam_size=size)
+            [[one] for one in greedy_search(model, source)] if size == 1 else beam_search(model, source, beam_size=size)
         )
 
     plain = search(told(wordy(random_scores)))
@@ -91,9 +89,7 @@ def test_a_sentence_that_is_given_up_ends_and_the_others_do_not_notice(
 
 def test_once_all_have_left_nothing_is_computed(told, random_scores, sentences) -> None:
     model = told(wordy(random_scores))
-    beam_search(
-        StreamingDecoder(model, Listener(gives_up={0: 1, 1: 1}), [0, 1]), sentences(20, 21), beam_size=2
-    )
+    beam_search(StreamingDecoder(model, Listener(gives_up={0: 1, 1: 1}), [0, 1]), sentences(20, 21), beam_size=2)
     assert len(model.rows) == 2
 
 

@@ -23,9 +23,7 @@ def test_the_examples_in_the_docstrings() -> None:
     count=st.integers(1, 40),
     ties=st.sampled_from([0.0, 0.5, 2.0, 1e9]),
 )
-def test_it_is_the_beginning_of_a_stable_sort(
-    seed: int, rows: int, words: int, count: int, ties: float
-) -> None:
+def test_it_is_the_beginning_of_a_stable_sort(seed: int, rows: int, words: int, count: int, ties: float) -> None:
     count = min(count, words)
     logp = torch.randn(rows, words, generator=torch.Generator().manual_seed(seed)).mul(3).log_softmax(-1)
     if ties:

@@ -169,9 +169,7 @@ def test_pages_are_made_of_results_recipes_commands_and_settings(tmp_path: Path)
     assert "--help" not in commands
     settings = (tmp_path / "settings-generated.txt").read_text(encoding="utf-8")
     assert "| `train.learning_rate` | `0.001` | peak, reached after the warm-up |" in settings
-    assert ".. autofunction:: jumok.masks.causal" in (tmp_path / "api" / "masks.md").read_text(
-        encoding="utf-8"
-    )
+    assert ".. autofunction:: jumok.masks.causal" in (tmp_path / "api" / "masks.md").read_text(encoding="utf-8")
 
 
 def test_a_benchmark_becomes_a_figure_and_a_table(tmp_path: Path) -> None:

@@ -13,9 +13,7 @@ FILE = ROOT / "examples" / "own_model.py"
 
 def test_it_trains_translates_and_can_be_seen(tmp_path: Path, capsys: object) -> None:
     table = tmp_path / "my.tsv"
-    pairs = dict.fromkeys(
-        (pair.english, pair.korean) for pair in generate_pairs(seed=3, count=150, max_words=6)
-    )
+    pairs = dict.fromkeys((pair.english, pair.korean) for pair in generate_pairs(seed=3, count=150, max_words=6))
     table.write_text("".join(f"{english}\t{korean}\n" for english, korean in pairs), encoding="utf-8")
     spec = importlib.util.spec_from_file_location("own_model", FILE)
     assert spec is not None

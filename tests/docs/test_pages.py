@@ -22,9 +22,7 @@ from jumok.errors import InputError
 
 PYTHON = [one for one in every_block() if one.kind == "python"]
 # Blocks that need a trained run, a server, or a model or file of the reader's are compiled only.
-NEEDS = re.compile(
-    r"runs/|httpx2|from_pretrained|ctranslate2|Path\(|\bmodel\b|\bseen\b|show\.save|jumok\.load"
-)
+NEEDS = re.compile(r"runs/|httpx2|from_pretrained|ctranslate2|Path\(|\bmodel\b|\bseen\b|show\.save|jumok\.load")
 
 
 # ------------------------------------------------------------------------------------------------- links
@@ -56,9 +54,7 @@ def test_every_page_is_in_the_table_of_contents() -> None:
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: f"{block.page}:{block.line}")
-def test_python_compiles_and_what_can_run_runs(
-    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_compiles_and_what_can_run_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = compile(block.text, f"{block.page}:{block.line}", "exec")
     if block.page == "slips.md" or not NEEDS.search(block.text):
         monkeypatch.chdir(tmp_path)

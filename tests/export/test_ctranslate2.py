@@ -76,9 +76,7 @@ KINDS = [
     {"width": 15, "num_heads": 3, "tie_embeddings": "none"},  # the last wave has a sine and no cosine
     {"encoder_layers": 1, "decoder_layers": 1, "num_heads": 1, "norm": "pre"},
 ]
-of_each_kind = pytest.mark.parametrize(
-    "changes", KINDS, ids=lambda changes: "-".join(map(str, changes.values()))
-)
+of_each_kind = pytest.mark.parametrize("changes", KINDS, ids=lambda changes: "-".join(map(str, changes.values())))
 
 
 @of_each_kind
@@ -157,9 +155,7 @@ def test_an_exported_folder_has_a_readme_whose_lines_run(numbers: Run, tmp_path:
     )
     assert done.exit_code == 0, done.output
     readme = (folder / "README.md").read_text(encoding="utf-8")
-    told = re.search(
-        r"(\d+) of (\d+) validation sentences .* beam size 5: ([\d.]+), in PyTorch ([\d.]+) ", readme
-    )
+    told = re.search(r"(\d+) of (\d+) validation sentences .* beam size 5: ([\d.]+), in PyTorch ([\d.]+) ", readme)
     assert told is not None
     assert told[0] in done.output
     same, sentences, ours, theirs = map(float, told.groups())

@@ -430,9 +430,7 @@ class Evil:
         return print, ("evil",)
 
 
-def test_a_pickle_with_anything_but_tensors_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pickle_with_anything_but_tensors_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = saved(tmp_path / "old")
     with pytest.raises(InputError, match="nothing to convert"):
         convert_to_safetensors(folder, tmp_path / "new")

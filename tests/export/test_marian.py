@@ -92,9 +92,7 @@ def test_logits_and_greedy_output_are_the_same(
         said = marian.generate(input_ids=batch.source.ids, attention_mask=mask, max_length=40)
     assert torch.equal(greedy(model, batch.source, 40), said)
     assert marian.config.dropout == model.config.dropout
-    assert (
-        marian.num_parameters() == sum(p.numel() for p in model.parameters()) + 2 * 512 * model.config.width
-    )
+    assert marian.num_parameters() == sum(p.numel() for p in model.parameters()) + 2 * 512 * model.config.width
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -151,9 +151,7 @@ def test_documents_of_any_sentences(tmp_path: Path) -> None:
         for packed in (False, True):
             used = rows[: max(map(max, sentences)) + 1]
             labels = [0] * len(sentences)
-            batch = DocumentBatch.from_sequences(
-                used, sentence_indices=sentences, labels=labels, packed=packed
-            )
+            batch = DocumentBatch.from_sequences(used, sentence_indices=sentences, labels=labels, packed=packed)
             close(
                 graphs.run_session(session, encoder_graphs.build_inputs(model, batch)),
                 encoder_graphs.compute_expected_outputs(model, batch),
@@ -204,16 +202,12 @@ SOURCES = ([[4, 3], [5, 6, 7, 8, 9, 3], [8, 3]], [[9, 3]], [[5, *range(4, 22), 3
 
 
 @pytest.fixture(scope="module", params=[pytest.param(x, marks=SLOW) for x in WRITERS])
-def writes(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Any, OnnxDecoderModel]:
+def writes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, OnnxDecoderModel]:
     config = WRITERS[request.param]
     kind = ConvolutionalSeq2Seq if isinstance(config, ConvolutionalConfig) else Seq2Seq
     model, folder = shaken(kind(config, WORDS, MORE_WORDS)), tmp_path_factory.mktemp("graphs")
     assert exchange.write_graphs(model, folder) < 1e-4
-    return model, OnnxDecoderModel(
-        *(graphs.create_session(folder / f"{name}.onnx") for name in ("encoder", "step"))
-    )
+    return model, OnnxDecoderModel(*(graphs.create_session(folder / f"{name}.onnx") for name in ("encoder", "step")))
 
 
 @pytest.mark.parametrize("rows", SOURCES, ids=len)
@@ -244,9 +238,7 @@ def test_attention_of_a_step_is_where_the_model_looked(writes: Any) -> None:
 # -------------------------------------------------------------------------------- what must not happen
 
 
-def test_a_graph_that_says_something_else_leaves_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_that_says_something_else_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(graph: Any, path: Path) -> None:
         path.write_text("anything")
 
@@ -277,9 +269,7 @@ def test_nothing_stays_in_other_words_when_it_fails(tmp_path: Path) -> None:
     assert after == before
 
 
-@pytest.mark.parametrize(
-    "model", [nn.Linear(2, 3), Transformer(TransformerConfig(width=8, num_heads=2), 9, 9), None]
-)
+@pytest.mark.parametrize("model", [nn.Linear(2, 3), Transformer(TransformerConfig(width=8, num_heads=2), 9, 9), None])
 def test_other_models_are_refused(model: Any, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be exported to ONNX"):
         exchange.write_graphs(Bert(BERT, WORDS) if model is None else model, tmp_path)

@@ -34,15 +34,11 @@ TEXTS = [one.english for one in sentences(41, 5)]
 def done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
     """Does a job and gives the lines it wrote; ``objects`` or texts go into a file first."""
 
-    def do(
-        run: Run, given: list[Any], out: str | None = "out.jsonl", name: str = "in.jsonl", **more: Any
-    ) -> list[str]:
+    def do(run: Run, given: list[Any], out: str | None = "out.jsonl", name: str = "in.jsonl", **more: Any) -> list[str]:
         path = tmp_path / name
         told = (one if isinstance(one, str) else json.dumps(one) for one in given)
         path.write_text("".join(f"{line}\n" for line in told), encoding="utf-8")
-        job = InferenceJob(
-            run, build_task(run).options_type(n_best=more.pop("n_best", 1)), device="cpu", **more
-        )
+        job = InferenceJob(run, build_task(run).options_type(n_best=more.pop("n_best", 1)), device="cpu", **more)
         capsys.readouterr()
         batch_inference.run_inference(job, str(path), None if out is None else tmp_path / out)
         text = capsys.readouterr().out if out is None else (tmp_path / out).read_text(encoding="utf-8")
@@ -59,9 +55,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return trained_bert(folder / "run", "classify", named, train={"max_epochs": 1})
 
 
-def test_objects_in_and_out_in_their_order_with_their_ids(
-    bahdanau: Run, done: Callable[..., list[str]]
-) -> None:
+def test_objects_in_and_out_in_their_order_with_their_ids(bahdanau: Run, done: Callable[..., list[str]]) -> None:
     given = [{"id": f"n{n}", "text": text, "label": "not read"} for n, text in enumerate(TEXTS)]
     del given[7]["id"]
     found = [json.loads(line) for line in done(bahdanau, given)]
@@ -87,9 +81,7 @@ def test_pairs_and_questions_are_what_the_server_takes(
         done(pairs, [{"text": "alone"}])
 
     data = squad(tmp_path / "squad.json", [[question(random.Random(n))] for n in range(30)])
-    run = trained_bert(
-        tmp_path / "run", "answer", {"train": data, "held_out_size": 5}, train={"max_epochs": 1}
-    )
+    run = trained_bert(tmp_path / "run", "answer", {"train": data, "held_out_size": 5}, train={"max_epochs": 1})
     context = "a\tlong  story:\nAnna lives in Seoul"
     [said] = done(run, [{"id": 5, "question": "where?", "context": context}])
     right = tasks_base.load_predictor(run, "cpu").answer("where?", context).answer
@@ -154,9 +146,7 @@ def test_gzipped_and_large_it_streams(
     assert (len(ahead), max(ahead)) == (41, 7)
 
 
-def test_what_is_told_while_it_works(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_told_while_it_works(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     with progress.ProgressMeter() as plain:
@@ -245,8 +235,7 @@ def test_another_engine_says_the_same_and_is_another_job(
         done(transformer, [*given[:3], "{", "{"], "b.txt", "in.jsonl", engine="ctranslate2")
     search = TranslationOptions()
     jobs = [
-        InferenceJob(transformer, search, engine=name).resume_settings()
-        for name in ("torch", "ray", "ctranslate2")
+        InferenceJob(transformer, search, engine=name).resume_settings() for name in ("torch", "ray", "ctranslate2")
     ]
     assert jobs[0] == jobs[1] != jobs[2]
 

@@ -75,9 +75,7 @@ def test_an_error_before_anything_is_done_leaves_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_killed_at_any_moment_nothing_is_lost_twice_or_torn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_at_any_moment_nothing_is_lost_twice_or_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resumable_output, "SAVE_INTERVAL_SECONDS", 0.0)
     path, part = tmp_path / "out.txt", tmp_path / "out.txt.part"
     chance, kills, kept = random.Random(1), 0, 0
@@ -113,9 +111,7 @@ def test_what_changed_is_named_and_nothing_is_touched(tmp_path: Path) -> None:
         r"the first 62 lines of the input have changed": lambda: work(path, other),
         r"the input now has 40 lines, but 62 are done": lambda: work(path, LINES[:40]),
     }.items():
-        with pytest.raises(
-            InputError, match=rf"out.txt.part cannot be resumed .*{told}.*--overwrite .*--out"
-        ):
+        with pytest.raises(InputError, match=rf"out.txt.part cannot be resumed .*{told}.*--overwrite .*--out"):
             call()
         assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == files
     assert work(path, [*LINES, "more"])[0] == 62  # what was done is the same

@@ -14,9 +14,7 @@ from typing import Any
 import pytest
 
 # The huge map is the bench's. Nothing else of that folder becomes importable.
-_SPEC = importlib.util.spec_from_file_location(
-    "huge_map", Path(__file__).parents[2] / "bench" / "huge_map.py"
-)
+_SPEC = importlib.util.spec_from_file_location("huge_map", Path(__file__).parents[2] / "bench" / "huge_map.py")
 assert _SPEC is not None and _SPEC.loader is not None  # noqa: PT018
 sys.modules["huge_map"] = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(sys.modules["huge_map"])
@@ -30,9 +28,7 @@ class Shown:
         self.complaints: list[str] = []
         page.on("console", lambda message: self._heard(message.text))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on(
-            "dialog", lambda dialog: (self.complaints.append(f"dialog {dialog.message}"), dialog.dismiss())
-        )
+        page.on("dialog", lambda dialog: (self.complaints.append(f"dialog {dialog.message}"), dialog.dismiss()))
 
     def _heard(self, text: str) -> None:
         if "willReadFrequently" not in text:  # it is the tests that read pixels back
@@ -47,7 +43,7 @@ class Shown:
         """Wait until nothing is asked for and all is drawn."""
         self.page.wait_for_function(
             """() => { const { store, maps } = document.querySelector("#viewer").jumok;
-                       return !store.inFlight.size && !store.pending.size && maps.every((m) => !m.waiting); }"""
+                return !store.inFlight.size && !store.pending.size && maps.every((m) => !m.waiting); }"""
         )
 
     def until(self, holds: Callable[[], bool]) -> None:

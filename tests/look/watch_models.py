@@ -31,9 +31,7 @@ def _llama(**options: Any) -> Any:
 
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6, "intermediate_size": 17}
     kinds = {"num_key_value_heads": 2, "head_dim": 4, "pad_token_id": 0, "eos_token_id": None}
-    return LlamaForCausalLM(
-        LlamaConfig(vocab_size=WORDS, initializer_range=0.3, **sizes, **(kinds | options))
-    )
+    return LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, initializer_range=0.3, **sizes, **(kinds | options)))
 
 
 def _mistral(**options: Any) -> Any:
@@ -41,9 +39,7 @@ def _mistral(**options: Any) -> Any:
 
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6, "intermediate_size": 17}
     kinds = {"num_key_value_heads": 2, "head_dim": 4, "pad_token_id": 0, "eos_token_id": None}
-    config = MistralConfig(
-        vocab_size=WORDS, sliding_window=4, initializer_range=0.3, **sizes, **(kinds | options)
-    )
+    config = MistralConfig(vocab_size=WORDS, sliding_window=4, initializer_range=0.3, **sizes, **(kinds | options))
     return MistralForCausalLM(config)
 
 
@@ -136,9 +132,7 @@ def _bloom_that_writes(**options: Any) -> Any:
     from transformers import BloomConfig, BloomForCausalLM
 
     kinds = {"initializer_range": 0.5, "pad_token_id": 0, "eos_token_id": None}
-    return BloomForCausalLM(
-        BloomConfig(vocab_size=WORDS, hidden_size=12, n_layer=2, n_head=3, **(kinds | options))
-    )
+    return BloomForCausalLM(BloomConfig(vocab_size=WORDS, hidden_size=12, n_layer=2, n_head=3, **(kinds | options)))
 
 
 def _deberta(**options: Any) -> Any:

@@ -23,9 +23,7 @@ def test_by_hand() -> None:
 
 def test_chance_is_what_random_weights_reach() -> None:
     chance = np.random.default_rng(1)
-    rates = attention_hit_rates(
-        [(chance.random(17).astype(np.float32), (3, 4, 5), (0, 3, 8, 17)) for _ in range(4000)]
-    )
+    rates = attention_hit_rates([(chance.random(17).astype(np.float32), (3, 4, 5), (0, 3, 8, 17)) for _ in range(4000)])
     assert rates["attention_hits"] == pytest.approx(rates["attention_hits_by_chance"], abs=0.03)
     assert rates["attention_precision"] == pytest.approx(3 / 17, abs=0.02)
 

@@ -57,9 +57,7 @@ def test_draws_on_which_a_figure_is_undefined_are_left_out() -> None:
     def odd(x: float) -> FigureFunction:  # undefined unless the first example is drawn
         return lambda some: x + 0.1 * float(some.mean()) if 0 in some else float("nan")
 
-    one, other = bootstrap_models(
-        {"a": odd(0.0), "b": lambda some: 0.1 * float(some.mean())}, 3, num_samples=200
-    )
+    one, other = bootstrap_models({"a": odd(0.0), "b": lambda some: 0.1 * float(some.mean())}, 3, num_samples=200)
     assert np.isfinite([one.low, one.high]).all()
     assert other.p_value == 1  # equal wherever both are defined; the undefined draws tell nothing
 
@@ -116,9 +114,7 @@ def test_one_draw_after_the_other(metric: TranslationMetric) -> None:
 
 
 def test_equally_good_systems_are_seldom_told_apart() -> None:
-    results = [
-        compare({"a": worse(0.2, n), "b": worse(0.2, 1000 + n)}, num_samples=200)[1] for n in range(40)
-    ]
+    results = [compare({"a": worse(0.2, n), "b": worse(0.2, 1000 + n)}, num_samples=200)[1] for n in range(40)]
     p_values = [result.p_value for result in results]
     assert sum(p < 0.05 for p in p_values if p is not None) <= 6  # 2 are expected
     assert 0.3 < np.mean([p for p in p_values if p is not None]) < 0.7

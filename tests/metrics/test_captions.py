@@ -125,9 +125,7 @@ def test_cider_by_hand() -> None:
 
 def test_a_caption_that_is_one_of_its_references() -> None:
     true = [split(["a red star above a moon", "one star"]), split(["two blue hearts on a wall"])]
-    assert cider_d(split(["a red star above a moon", "two blue hearts on a wall"]), true)[1] == (
-        pytest.approx(10)
-    )
+    assert cider_d(split(["a red star above a moon", "two blue hearts on a wall"]), true)[1] == (pytest.approx(10))
 
 
 @pytest.mark.parametrize(
@@ -187,8 +185,7 @@ def plain_cider(pictures: Pictures) -> list[float]:
             grams = sorted({tuple(one[i : i + n]) for one in every for i in range(len(one) - n + 1)})
             rare = [
                 math.log(
-                    len(pictures)
-                    / max(1, sum(any(times(list(gram), one) for one in some) for _, some in pictures))
+                    len(pictures) / max(1, sum(any(times(list(gram), one) for one in some) for _, some in pictures))
                 )
                 for gram in grams
             ]

@@ -42,9 +42,7 @@ def test_it_grows_with_a_shift_of_formants_and_not_with_length_or_loudness() -> 
     assert slow.decibels < far[1]
     assert slow.path[0].tolist() == [0, 0]
     assert (np.diff(slow.path, axis=0) >= 0).all()
-    assert mel_cepstral_distortion(mel, mel + 0.1).decibels == pytest.approx(
-        0, abs=1e-6
-    )  # all bands 10 dB louder
+    assert mel_cepstral_distortion(mel, mel + 0.1).decibels == pytest.approx(0, abs=1e-6)  # all bands 10 dB louder
 
 
 def test_it_is_what_the_field_gives() -> None:
@@ -58,9 +56,7 @@ def test_it_is_what_the_field_gives() -> None:
     decibels = [20 / math.log(10) * x[None] for x in (one, other)]
     expected = 10 / math.log(10) * math.sqrt(2 * np.square(differ).sum())
     assert mel_cepstral_distortion(*decibels, range_db=1).decibels == pytest.approx(expected)
-    assert mel_cepstral_distortion(*(x / 80 for x in decibels), range_db=80).decibels == pytest.approx(
-        expected
-    )
+    assert mel_cepstral_distortion(*(x / 80 for x in decibels), range_db=80).decibels == pytest.approx(expected)
 
 
 def test_what_cannot_be_compared() -> None:

@@ -52,9 +52,7 @@ def test_drops_that_a_person_can_compute() -> None:
     assert found.shares[-1].comprehensiveness.log_odds.attended == pytest.approx(np.log(0.8 / 0.2))
     # Five random words of ten and the five others: what one loses is what the other keeps.
     half = found.shares[-1]
-    assert half.comprehensiveness.probability.random + half.sufficiency.probability.random == pytest.approx(
-        0.3
-    )
+    assert half.comprehensiveness.probability.random + half.sufficiency.probability.random == pytest.approx(0.3)
 
 
 def test_random_words_cost_what_theory_says() -> None:
@@ -74,9 +72,7 @@ def test_the_class_is_the_one_that_was_said() -> None:
     found = measure_faithfulness([[["bad", "bad", "good", "x"]]], [[4, 3, 2, 1]], bag, shares=[0.5])
     assert found.probability == pytest.approx(0.6)  # of bad
     assert found.shares[0].comprehensiveness.probability.attended == pytest.approx(0.2)  # then 0.4
-    assert found.shares[0].sufficiency.probability.attended == pytest.approx(
-        -0.1
-    )  # then 0.7: surer than before
+    assert found.shares[0].sufficiency.probability.attended == pytest.approx(-0.1)  # then 0.7: surer than before
 
 
 def test_of_hops_the_mean_counts() -> None:
@@ -211,9 +207,7 @@ def test_the_same_call_gives_the_same_and_another_seed_does_not() -> None:
 @settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_properties(data: st.DataObject) -> None:
-    texts = data.draw(
-        st.lists(st.lists(st.lists(st.sampled_from("abc"), max_size=4), max_size=3), max_size=4)
-    )
+    texts = data.draw(st.lists(st.lists(st.lists(st.sampled_from("abc"), max_size=4), max_size=3), max_size=4))
     texts.append([["a", "b"]])
     weight = st.floats(0, 1, width=32)
     sizes = [sum(map(len, text)) for text in texts]

@@ -79,9 +79,7 @@ def test_final_and_links_words_that_both_have_none() -> None:
     assert grow_diag_final_and(back, forth) == drawn("#.... ..... ...#. ....#")
 
 
-def literal(
-    forth: AlignmentLinks, back: AlignmentLinks, sizes: tuple[int, int], *, final: bool
-) -> AlignmentLinks:
+def literal(forth: AlignmentLinks, back: AlignmentLinks, sizes: tuple[int, int], *, final: bool) -> AlignmentLinks:
     """Koehn's pseudo-code of grow-diag(-final-and), cell by cell over the whole grid."""
     e, f = sizes
     alignment = {(i, j) for i in range(e) for j in range(f) if (i, j) in forth and (i, j) in back}
@@ -150,9 +148,7 @@ def test_all_by_name_from_two_maps() -> None:
         assert SYMMETRIZATIONS[name](forth, back) == combine(one, other)
     assert SYMMETRIZATIONS["none"](forth, back) == one
     assert (
-        SYMMETRIZATIONS["product"](forth, back)
-        == product_links(forth, back)
-        == swap_links(product_links(back, forth))
+        SYMMETRIZATIONS["product"](forth, back) == product_links(forth, back) == swap_links(product_links(back, forth))
     )
     same = torch.eye(4)
     for symmetry in SYMMETRIZATIONS.values():

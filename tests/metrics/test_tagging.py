@@ -75,9 +75,7 @@ def official(sentences: list[list[tuple[str, str]]]) -> tuple[int, int, int]:
 @given(st.lists(SENTENCE, min_size=1, max_size=4))
 def test_like_the_official_script(sentences: list[list[tuple[str, str]]]) -> None:
     found = score_tags([[a for a, _ in one] for one in sentences], [[b for _, b in one] for one in sentences])
-    assert (found.overall.num_correct, found.overall.num_predicted, found.overall.num_gold) == official(
-        sentences
-    )
+    assert (found.overall.num_correct, found.overall.num_predicted, found.overall.num_gold) == official(sentences)
 
 
 def test_tags_that_do_not_fit() -> None:

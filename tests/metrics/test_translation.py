@@ -76,9 +76,7 @@ def test_a_score_prints_with_its_signature() -> None:
 def test_the_sums_over_sentences_make_the_score(metric) -> None:
     score = metric.make_subset_score(HYPOTHESES, REFERENCES)
     assert score(np.arange(3)) == pytest.approx(metric.score(HYPOTHESES, REFERENCES).value)
-    assert score(np.array([2, 2])) == pytest.approx(
-        metric.score(HYPOTHESES[2:] * 2, REFERENCES[2:] * 2).value
-    )
+    assert score(np.array([2, 2])) == pytest.approx(metric.score(HYPOTHESES[2:] * 2, REFERENCES[2:] * 2).value)
 
 
 def test_empty_translations_count(capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,9 +158,7 @@ def test_bins_by_hand() -> None:
 
 
 def test_bins_of_another_width() -> None:
-    bins = score_by_length(
-        [3, 4, 8, 9], ["a b c d"] * 4, ["a b c d"] * 4, bin_width=4, last_bin_above=8, metric=Chrf()
-    )
+    bins = score_by_length([3, 4, 8, 9], ["a b c d"] * 4, ["a b c d"] * 4, bin_width=4, last_bin_above=8, metric=Chrf())
     assert [(b.label, b.count) for b in bins] == [("1–4", 2), ("5–8", 1), ("> 8", 1)]
     assert LengthBin(1, 4, 2, 100.0) == bins[0]
 

@@ -60,9 +60,7 @@ def test_nothing_is_left_on_the_embedding() -> None:
     assert torch.equal(embedding(ids), embedding.weight[ids])
     embedding.weight.requires_grad_(False)  # vectors that are not learned are moved all the same
     found = adversarial_loss(embedding, lambda: Loss(embedding(ids).sum(), 1), 0.3, torch.tensor([1]))
-    assert found.parts["adversarial"].item() == pytest.approx(
-        embedding(ids).sum().item() + 0.3 * math.sqrt(3)
-    )
+    assert found.parts["adversarial"].item() == pytest.approx(embedding(ids).sum().item() + 0.3 * math.sqrt(3))
 
 
 BATCH = {
@@ -88,9 +86,7 @@ def test_models_learn_so_and_are_judged_without(kind: str) -> None:
             )
             return BertClassifier(replace(small, adversarial_epsilon=adversarial), 11, 2)
         if kind == "hierarchical":
-            return HierarchicalAttentionNetwork(
-                HierarchicalConfig(**sizes, adversarial_epsilon=adversarial), 11, 2
-            )
+            return HierarchicalAttentionNetwork(HierarchicalConfig(**sizes, adversarial_epsilon=adversarial), 11, 2)
         pairs = kind == "pairs"
         config = SelfAttentiveConfig(
             **sizes, num_hops=2, mlp_width=5, text_pairs=pairs, adversarial_epsilon=adversarial

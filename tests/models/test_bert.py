@@ -157,9 +157,7 @@ def test_segments_and_mask_may_be_left_out(tmp_path: Any) -> None:
         ("BertForQuestionAnswering", {"start_logits": "start_logits", "end_logits": "end_logits"}),
     ],
 )
-def test_the_logits_of_each_head_are_those_of_transformers(
-    tmp_path: Any, kind: str, logits: dict[str, str]
-) -> None:
+def test_the_logits_of_each_head_are_those_of_transformers(tmp_path: Any, kind: str, logits: dict[str, str]) -> None:
     more = {"num_labels": 5} if "Classification" in kind else {}
     theirs, ours = pair(tmp_path, kind, **more)
     for seed, padding in enumerate(["none", "right", "left", "anywhere"]):
@@ -187,9 +185,7 @@ def test_the_losses_of_fine_tuning_are_those_of_transformers(tmp_path: Any, kind
         labels = [[IGNORE, 1, IGNORE, 2, IGNORE], [IGNORE, 0, IGNORE], [IGNORE, 3, *[1] * 8, IGNORE]]
         batch: Any = TaggingBatch.from_sequences(IDS, SEGMENTS, labels=labels)
     else:
-        batch = ClassificationBatch.from_sequences(
-            IDS, SEGMENTS, labels=[0.5, 2.0, -1.0] if more == 1 else [3, 0, 2]
-        )
+        batch = ClassificationBatch.from_sequences(IDS, SEGMENTS, labels=[0.5, 2.0, -1.0] if more == 1 else [3, 0, 2])
     wanted = theirs(
         texts.tokens.ids, token_type_ids=texts.segments, attention_mask=texts.tokens.valid_mask.long(),
         labels=batch.labels,
@@ -200,9 +196,7 @@ def test_the_losses_of_fine_tuning_are_those_of_transformers(tmp_path: Any, kind
 
 def test_the_losses_of_spans_and_pretraining_are_those_of_transformers(tmp_path: Any) -> None:
     theirs, ours = pair(tmp_path / "spans", "BertForQuestionAnswering")
-    batch = AnswerBatch.from_sequences(
-        [IDS[2]], [SEGMENTS[2]], answer_mask=[[True] * 11], starts=[4], ends=[7]
-    )
+    batch = AnswerBatch.from_sequences([IDS[2]], [SEGMENTS[2]], answer_mask=[[True] * 11], starts=[4], ends=[7])
     wanted = theirs(batch.tokens.ids, token_type_ids=batch.segments,
                     start_positions=batch.starts, end_positions=batch.ends).loss  # fmt: skip
     near(ours.loss(batch).total, wanted)
@@ -302,10 +296,7 @@ def test_gradients_reach_every_weight(number: int) -> None:
 def test_a_batch_tells_its_form_and_goes_to_a_device_whole() -> None:
     batch = masked_batch(packed=True)
     there = batch.to("meta")
-    assert all(
-        x.is_meta
-        for x in (there.masked_indices, there.tokens.ids, there.segments, there.next_sentence_labels)
-    )
+    assert all(x.is_meta for x in (there.masked_indices, there.tokens.ids, there.segments, there.next_sentence_labels))
     assert batch.graph_key == there.graph_key is not None
     fewer = dataclasses.replace(batch, masked_indices=batch.masked_indices[:2], labels=batch.labels[:2])
     assert fewer.graph_key != batch.graph_key
@@ -316,9 +307,7 @@ def test_a_batch_tells_its_form_and_goes_to_a_device_whole() -> None:
 def test_padding_is_not_computed() -> None:
     model = small()
     seen: list[int] = []
-    model.layers[0].feed_forward.widen.register_forward_hook(
-        lambda _, args, out: seen.append(out.shape[:-1].numel())
-    )
+    model.layers[0].feed_forward.widen.register_forward_hook(lambda _, args, out: seen.append(out.shape[:-1].numel()))
     texts = TextBatch.from_sequences(IDS)
     model(texts.tokens.ids, attention_mask=texts.tokens.valid_mask.long())
     model(texts.tokens.ids)
@@ -405,9 +394,7 @@ def test_a_text_longer_than_the_table_of_positions_is_refused() -> None:
         lambda: model.encode(Tokens.pack([[5] * 3, [5] * 14]), torch.zeros(1, 17, dtype=torch.long)),
         lambda: model.encode(Tokens.pad([[5] * 3, [5] * 14]), torch.zeros(2, 14, dtype=torch.long)),
     ):
-        with pytest.raises(
-            InputError, match=r"no vector for position 13, only for 0 … 12; shorten .* windows"
-        ):
+        with pytest.raises(InputError, match=r"no vector for position 13, only for 0 … 12; shorten .* windows"):
             call()
 
 

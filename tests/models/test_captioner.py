@@ -27,9 +27,7 @@ GRID = (2, 3)
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 CAPTIONS = [[5, 12], [4, 8, 11, 6, 10], [9]]
 
-SOFT = CaptionerConfig(
-    width=7, embedding_width=3, attention_width=4, dropout=0.0, doubly_stochastic_penalty=0.3
-)
+SOFT = CaptionerConfig(width=7, embedding_width=3, attention_width=4, dropout=0.0, doubly_stochastic_penalty=0.3)
 HARD = dataclasses.replace(SOFT, attention="hard")
 
 
@@ -62,9 +60,7 @@ def test_the_docstrings_are_right() -> None:
 # ------------------------------------------------------------------------ beside a naive reading of the paper
 
 
-def naive(
-    model: Captioner, places: Tensor, caption: list[int], way: tuple[int, ...] = ()
-) -> tuple[Tensor, Tensor]:
+def naive(model: Captioner, places: Tensor, caption: list[int], way: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
     """The logits ``(T, V)`` and weights ``(T, P)`` of one picture: the paper's equations, a vector at a time.
 
     ``way``: the places to look at, if they are given.
@@ -76,8 +72,7 @@ def naive(
 
     mean = sum(places) / len(places)
     h, c = (
-        torch.tanh(linear(f"{name}.2", torch.tanh(linear(f"{name}.0", mean))))
-        for name in ("init_hidden", "init_cell")
+        torch.tanh(linear(f"{name}.2", torch.tanh(linear(f"{name}.0", mean)))) for name in ("init_hidden", "init_cell")
     )
     logits, looked = [], []
     for step, word in enumerate([BOS, *caption]):
@@ -102,9 +97,7 @@ def naive(
         i, f, g, o = (gates + p["cell.weight_hh_l0"] @ h + p["cell.bias_hh_l0"]).chunk(4)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
         h = torch.sigmoid(o) * torch.tanh(c)
-        logits.append(
-            linear("generator", y + linear("hidden_projection", h) + linear("context_projection", z))
-        )
+        logits.append(linear("generator", y + linear("hidden_projection", h) + linear("context_projection", z)))
         looked.append(alpha)
     return torch.stack(logits), torch.stack(looked)
 
@@ -113,9 +106,7 @@ def naive(
 @pytest.mark.parametrize("attention", ["soft", "hard", "hard, soft at inference"])
 def test_it_is_the_papers(gate: bool, attention: str) -> None:
     inference: Any = "hard" if attention == "hard" else "soft"
-    kind: dict[str, Any] = (
-        {} if attention == "soft" else {"attention": "hard", "inference_attention": inference}
-    )
+    kind: dict[str, Any] = {} if attention == "soft" else {"attention": "hard", "inference_attention": inference}
     model, batch = made(dataclasses.replace(SOFT, context_gate=gate, **kind)), batch_of()
     nll = uneven = torch.zeros(()).double()
     for number, caption in enumerate(CAPTIONS):
@@ -192,8 +183,7 @@ def stepped(model: Any, batch: CaptionBatch) -> Tensor:
 def test_padding_and_neighbours_change_nothing(model: Any) -> None:
     batch = batch_of()
     alone = [
-        CaptionBatch.from_sequences(batch.features[n : n + 1], GRID, [caption])
-        for n, caption in enumerate(CAPTIONS)
+        CaptionBatch.from_sequences(batch.features[n : n + 1], GRID, [caption]) for n, caption in enumerate(CAPTIONS)
     ]
     total = sum(model.loss(one).total for one in alone)
     expected = gradients(model, total)
@@ -284,9 +274,7 @@ def test_in_low_precision_it_is_nearly_the_same(config: CaptionerConfig) -> None
 
 # --------------------------------------------------------------------------------------- hard attention
 
-TINY = dataclasses.replace(
-    HARD, width=3, doubly_stochastic_penalty=0.0, entropy_bonus=0.0, soft_probability=0.0
-)
+TINY = dataclasses.replace(HARD, width=3, doubly_stochastic_penalty=0.0, entropy_bonus=0.0, soft_probability=0.0)
 
 
 def tiny_batch(captions: int = 1) -> CaptionBatch:
@@ -311,9 +299,7 @@ def averages(model: Captioner, monkeypatch: pytest.MonkeyPatch, baseline: float)
         p = looked[0, way[0]] * looked[1, way[1]]
         mean = mean + p * nll_of(logits, batch.labels[0])
         draws = iter(way)
-        monkeypatch.setattr(
-            captioner, "sample_positions", lambda weights, draws=draws: torch.tensor([[next(draws)]])
-        )
+        monkeypatch.setattr(captioner, "sample_positions", lambda weights, draws=draws: torch.tensor([[next(draws)]]))
         model.baseline.fill_(baseline)
         here = gradients(model, model.loss(batch).total)
         learned = [total + p.detach() * one for total, one in zip(learned, here, strict=True)]
@@ -328,9 +314,7 @@ def test_reinforce_is_right_on_average(monkeypatch: pytest.MonkeyPatch, baseline
     scores = [exact[n] for n, (name, _) in enumerate(model.named_parameters()) if "attention" in name]
     assert all(gradient.abs().max() > 1e-4 for gradient in scores)
     # Without it, attention learns only what the words tell it through the gate's and the cell's next query.
-    silent, learned = averages(
-        made(dataclasses.replace(TINY, reinforce_loss=0.0)).train(), monkeypatch, baseline
-    )
+    silent, learned = averages(made(dataclasses.replace(TINY, reinforce_loss=0.0)).train(), monkeypatch, baseline)
     assert max((a - b).abs().max() for a, b in zip(silent, learned, strict=True)) > 1e-2
 
 
@@ -367,26 +351,20 @@ def test_the_same_seed_draws_the_same() -> None:
 def test_pictures_that_take_the_expectation_learn_as_soft_attention_does() -> None:
     soft, hard_one = (
         made(
-            dataclasses.replace(
-                config, doubly_stochastic_penalty=0.4, entropy_bonus=0.0, soft_probability=1.0
-            )
+            dataclasses.replace(config, doubly_stochastic_penalty=0.4, entropy_bonus=0.0, soft_probability=1.0)
         ).train()
         for config in (SOFT, HARD)
     )
     losses = [model.loss(batch_of()) for model in (soft, hard_one)]
     torch.testing.assert_close(losses[1].total, losses[0].total, **EXACT)
-    torch.testing.assert_close(
-        gradients(hard_one, losses[1].total), gradients(soft, losses[0].total), **EXACT
-    )
+    torch.testing.assert_close(gradients(hard_one, losses[1].total), gradients(soft, losses[0].total), **EXACT)
     assert hard_one.baseline.item() == pytest.approx(-math.log(VOCABULARY))  # nothing was drawn
 
 
 def test_about_the_share_that_is_said_takes_the_expectation() -> None:
     model = Captioner(dataclasses.replace(HARD, soft_probability=0.25), VOCABULARY, FEATURES)
     torch.manual_seed(0)
-    draws = model._build_recorder(
-        CaptionBatch.from_sequences(torch.zeros(4000, 1, FEATURES), (1, 1), [[]] * 4000)
-    )
+    draws = model._build_recorder(CaptionBatch.from_sequences(torch.zeros(4000, 1, FEATURES), (1, 1), [[]] * 4000))
     assert isinstance(draws, captioner.HardAttentionSampler)
     assert draws.sampled_rows.double().mean().item() == pytest.approx(0.75, abs=0.02)
 
@@ -527,10 +505,7 @@ def test_batches_of_one_form_are_alike() -> None:
     batch, other = (batch_of(captions, min_length=6) for captions in (CAPTIONS, [[4], [5], [6, 7]]))
     assert batch.graph_key is None
     assert batch.with_static_shapes().graph_key == other.with_static_shapes().graph_key is not None
-    assert (
-        batch.with_static_shapes().graph_key
-        != batch_of(CAPTIONS, min_length=7).with_static_shapes().graph_key
-    )
+    assert batch.with_static_shapes().graph_key != batch_of(CAPTIONS, min_length=7).with_static_shapes().graph_key
     there = batch.with_static_shapes().to("cpu")
     assert there.grid == GRID
     assert there.count == 11

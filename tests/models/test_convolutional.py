@@ -34,9 +34,7 @@ TARGETS = [[4, 5], [6, 7, 8, 9, 10], [11], [12, 13, 14]]
 def small(**changes: Any) -> ConvolutionalSeq2Seq:
     torch.manual_seed(0)
     config = dataclasses.replace(SMALL, **changes)
-    model = ConvolutionalSeq2Seq(
-        config, TARGET if config.tie_embeddings == "all" else SOURCE, TARGET
-    ).double()
+    model = ConvolutionalSeq2Seq(config, TARGET if config.tie_embeddings == "all" else SOURCE, TARGET).double()
     with torch.no_grad():
         for parameter in model.parameters():  # biases too, which begin at 0
             parameter += 0.3 * torch.randn_like(parameter)
@@ -170,11 +168,7 @@ def test_weights_begin_with_the_variances_of_the_paper() -> None:
 def test_at_first_the_loss_is_that_of_guessing() -> None:
     words = 211
     batch = Seq2SeqBatch.from_sequences(*(torch.randint(4, words, (2, 13, 17)).tolist()))
-    loss = (
-        ConvolutionalSeq2Seq(ConvolutionalConfig(embedding_width=64, width=64), words, words)
-        .eval()
-        .loss(batch)
-    )
+    loss = ConvolutionalSeq2Seq(ConvolutionalConfig(embedding_width=64, width=64), words, words).eval().loss(batch)
     assert loss.total.item() / loss.count == pytest.approx(math.log(words), abs=0.1)
 
 
@@ -187,9 +181,7 @@ def test_padding_does_not_matter(kernel: int) -> None:
     batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS, min_lengths=(11, 13))
     for tokens in (batch.source, batch.target):
         tokens.ids[~tokens.valid_mask] = 19  # whatever stands there
-    alone = [
-        model.loss(Seq2SeqBatch.from_sequences([s], [t])).total for s, t in zip(SOURCES, TARGETS, strict=True)
-    ]
+    alone = [model.loss(Seq2SeqBatch.from_sequences([s], [t])).total for s, t in zip(SOURCES, TARGETS, strict=True)]
     torch.testing.assert_close(model.loss(batch).total, sum(alone))
     for row, one in enumerate(alone):
         labels = torch.full_like(batch.labels, IGNORE)

@@ -165,9 +165,7 @@ def test_words_that_cannot_be_said_and_scores_far_apart() -> None:
 @runs_kernels
 @pytest.mark.parametrize("label", [-1, 300, 2**31 - 1])
 def test_a_label_that_is_no_word_gives_nan(label: int) -> None:
-    _, plain, _ = kernel(
-        torch.randn(2, 300, device=DEVICE), torch.tensor([label, 5], device=DEVICE), 0.1, None
-    )
+    _, plain, _ = kernel(torch.randn(2, 300, device=DEVICE), torch.tensor([label, 5], device=DEVICE), 0.1, None)
     assert plain.isnan().tolist() == [True, False]
 
 
@@ -362,9 +360,7 @@ def test_the_kernel_compiles_for_hopper(biased: bool, even: bool, kind: str) -> 
     constants = {"U": blocks.unroll, "LANES": 32 * blocks.warps, "E": 4 if kind == "fp32" else 8}
     constants |= {"BIASED": biased, "SMOOTHED": True, "NEEDS_GRADIENT": True}
     types = {"logits_ptr": f"*{kind}", "labels_ptr": "*i64", "V": "i32", "width": "i32", "smoothing": "fp32"}
-    signature = {
-        name: "constexpr" if name in constants else types.get(name, "*fp32") for name in function.arg_names
-    }
+    signature = {name: "constexpr" if name in constants else types.get(name, "*fp32") for name in function.arg_names}
     aligned = [
         at
         for at, name in enumerate(function.arg_names)

@@ -277,9 +277,7 @@ def test_searches_find_the_same(monkeypatch: pytest.MonkeyPatch, every: int) -> 
             ),
             *(
                 lambda one, source=source, size=size: [
-                    *itertools.chain(
-                        *decoding.beam_search(one, source, beam_size=size, n_best=size, max_length=11)
-                    )
+                    *itertools.chain(*decoding.beam_search(one, source, beam_size=size, n_best=size, max_length=11))
                 ]
                 for size in (1, 2, 5)
             ),
@@ -450,9 +448,7 @@ def test_a_model_in_training_is_refused() -> None:
 
 
 def on_cuda(dtype: torch.dtype) -> Transformer:
-    config = TransformerConfig(
-        width=64, num_heads=4, feed_forward_width=96, encoder_layers=2, decoder_layers=3
-    )
+    config = TransformerConfig(width=64, num_heads=4, feed_forward_width=96, encoder_layers=2, decoder_layers=3)
     return Transformer(config, SOURCE, TARGET).to("cuda", dtype).eval()
 
 
@@ -465,9 +461,7 @@ def batches() -> list[list[list[int]]]:
 @pytest.mark.gpu
 @pytest.mark.parametrize("cast", [False, True], ids=["", "autocast"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_recorded_steps_are_the_models(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, cast: bool
-) -> None:
+def test_recorded_steps_are_the_models(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, cast: bool) -> None:
     monkeypatch.setattr(cuda_graph_decoder, "MIN_TARGET_LENGTH", 8)
     exact = dtype == torch.float32 and not cast
     close = {"rtol": 1e-3, "atol": 1e-3} if exact else {"rtol": 0.05, "atol": 0.1}
@@ -552,9 +546,7 @@ def test_memory_on_the_device_does_not_grow() -> None:
 
     def search() -> None:
         for chosen in batches():
-            decoding.beam_search(
-                fast, Tokens.pad(chosen).to("cuda"), beam_size=dice.randint(2, 5), max_length=12
-            )
+            decoding.beam_search(fast, Tokens.pad(chosen).to("cuda"), beam_size=dice.randint(2, 5), max_length=12)
 
     peaks = []
     for _ in range(3):

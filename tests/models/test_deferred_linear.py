@@ -104,9 +104,7 @@ def test_the_gradient_of_a_weight_takes_one_product(make: Callable[..., Product]
 
 def test_steps_that_no_loss_depends_on_do_not_count() -> None:
     x = leaves()
-    ours, theirs = (
-        loop(make, x)[2].sum() for make in (DeferredLinear, plain)
-    )  # the steps after the third are unused
+    ours, theirs = (loop(make, x)[2].sum() for make in (DeferredLinear, plain))  # the steps after the third are unused
     for mine, other in zip(grads(ours, x), grads(theirs, x), strict=True):
         torch.testing.assert_close(mine, other, **EXACT)
 
@@ -164,9 +162,7 @@ def test_a_weight_in_two_loops_and_outside_of_them() -> None:
     x = leaves()
 
     def total(make: Callable[..., Product]) -> Tensor:
-        return (
-            torch.stack(loop(make, x)).sum() + torch.stack(loop(make, x)).prod() + x["weight"].square().sum()
-        )
+        return torch.stack(loop(make, x)).sum() + torch.stack(loop(make, x)).prod() + x["weight"].square().sum()
 
     assert_same(grads(total(DeferredLinear), x), grads(total(plain), x))
 
@@ -243,9 +239,7 @@ def test_inside_a_checkpoint(reentrant: bool) -> None:
         product = make(x["weight"])
         y = x["start"]
         for given in x["given"].unbind(0):
-            y = checkpoint(
-                lambda y, given: product(y[:, :INPUTS].tanh(), given), y, given, use_reentrant=reentrant
-            )
+            y = checkpoint(lambda y, given: product(y[:, :INPUTS].tanh(), given), y, given, use_reentrant=reentrant)
         return y.sum()
 
     def gradients(make: Callable[..., Product]) -> list[Tensor | None]:

@@ -128,7 +128,7 @@ def test_what_the_kernel_cannot_do_plain_pytorch_does(monkeypatch: pytest.Monkey
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
 @pytest.mark.parametrize("kind", ["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize("name", ["forward_kernel", "backward_kernel"])
+@pytest.mark.parametrize("name", ["forward_attention_kernel", "forward_attention_backward_kernel"])
 def test_the_kernels_compile_for_hopper(name: str, kind: str) -> None:
     """The interpreter lets pass what the compiler does not, and the compiler needs no GPU."""
     import triton

@@ -33,9 +33,7 @@ if INTERPRETED:
 
     def rounded(x, given, wanted, mode):
         if (str(given), str(wanted)) == ("fp32", "bf16"):
-            return (
-                torch.from_numpy(np.array(x, np.float32)).bfloat16().view(torch.int16).numpy().view(np.uint16)
-            )
+            return torch.from_numpy(np.array(x, np.float32)).bfloat16().view(torch.int16).numpy().view(np.uint16)
         return convert(x, given, wanted, mode)
 
     interpreter._convert_float = rounded
@@ -59,7 +57,7 @@ INPUTS = 3
 MANY = [4, 4, 4, *[2] * 15, 1, 1, 1]  # more than a program has
 
 
-def kernel_serves(x: Tensor, products: bool) -> str | None:
+def kernel_serves(x: Tensor, uses_matmul: bool) -> str | None:
     return "float64" if x.dtype == torch.float64 else None
 
 
@@ -159,9 +157,7 @@ def compared(rnn: nn.GRU, lengths: list[int], dtype: torch.dtype) -> None:
         (128, False, [2, 1]),
     ],
 )
-def test_at_most_twice_the_error_of_plain_torch(
-    width: int, both: bool, lengths: list[int], dtype: torch.dtype
-) -> None:
+def test_at_most_twice_the_error_of_plain_torch(width: int, both: bool, lengths: list[int], dtype: torch.dtype) -> None:
     compared(some_gru(width, both), lengths, dtype)
 
 
@@ -304,9 +300,7 @@ def documents() -> DocumentBatch:
 def test_a_network_learns_adversarially() -> None:
     """It is read twice, and its gradient taken in between."""
     torch.manual_seed(1)
-    config = HierarchicalConfig(
-        embedding_width=7, width=5, attention_width=11, dropout=0.0, adversarial_epsilon=0.5
-    )
+    config = HierarchicalConfig(embedding_width=7, width=5, attention_width=11, dropout=0.0, adversarial_epsilon=0.5)
     model, batch = (
         HierarchicalAttentionNetwork(config, vocab_size=11, num_classes=3).to(DEVICE).train(),
         documents().to(DEVICE),
@@ -331,11 +325,7 @@ def test_a_batch_brings_the_packing() -> None:
     laid = RaggedLayout.from_tokens(Tokens.pack([[5], [7, 8, 9], [], [4, 6]]).to(DEVICE))
     alone = packed([3, 2, 1])
     assert laid.packed_steps.num_sequences == alone.num_sequences == 3
-    assert (
-        laid.packed_steps.offsets_and_lengths.tolist()
-        == alone.offsets_and_lengths.tolist()
-        == [0, 3, 5, 3, 2, 1]
-    )
+    assert laid.packed_steps.offsets_and_lengths.tolist() == alone.offsets_and_lengths.tolist() == [0, 3, 5, 3, 2, 1]
     assert laid.packed_steps.batch_sizes.tolist() == alone.batch_sizes.tolist() == [3, 2, 1]
     assert laid.packed_steps.offsets_and_lengths.data_ptr() % 16 == 0  # else Triton compiles another kernel
 
@@ -417,11 +407,9 @@ def test_it_waits_for_nothing() -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-@pytest.mark.parametrize("name", ["forward_kernel", "backward_kernel"])
+@pytest.mark.parametrize("name", ["gru_forward_kernel", "gru_backward_kernel"])
 @pytest.mark.parametrize(("kind", "width"), [("bf16", 100), ("fp32", 100)])
-def test_the_kernels_compile_for_hopper_and_hardly_spill(
-    kind: str, width: int, name: str, tmp_path: Path
-) -> None:
+def test_the_kernels_compile_for_hopper_and_hardly_spill(kind: str, width: int, name: str, tmp_path: Path) -> None:
     """The interpreter lets pass what the compiler does not, and the compiler needs no GPU."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -440,9 +428,7 @@ def test_the_kernels_compile_for_hopper_and_hardly_spill(
     types = {name: f"*{kind}" for name in function.arg_names if name.endswith("_ptr")}
     types |= {name: "*fp32" for name in types if "weight" in name or "bias" in name}
     types["packing_ptr"] = "*i32"
-    signature = {
-        name: "constexpr" if name in constants else types.get(name, "i32") for name in function.arg_names
-    }
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in function.arg_names}
     pointers = [at for at, name in enumerate(function.arg_names) if "*" in signature[name]]
     aligned = {(at,): [["tt.divisibility", 16]] for at in pointers}
     source = triton.compiler.ASTSource(function, signature, constexprs=constants, attrs=aligned)

@@ -64,9 +64,7 @@ def test_the_examples_in_the_docstrings() -> None:
 
 def gru(rnn: nn.Module, xs: list[Tensor], suffix: str) -> list[Tensor]:
     """h_t = (1 − z) ∘ n + z ∘ h, step by step."""
-    w, u, b, c = (
-        getattr(rnn, f"{name}_l0{suffix}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    )
+    w, u, b, c = (getattr(rnn, f"{name}_l0{suffix}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
     h, states = torch.zeros(u.shape[1], dtype=torch.double), []
     for x in xs:
         of_input, of_state = (w @ x + b).chunk(3), (u @ h + c).chunk(3)
@@ -176,9 +174,7 @@ def test_a_level_by_hand() -> None:
     for given_tokens in (tokens, tokens.with_static_shapes(), Tokens.pack([[1, 0], [0], [0, 1, 0]])):
         expected = torch.tensor([[0.75, 0.25, 0.0], [1.0, 0.0, 0.0], [0.2, 0.6, 0.2]])
         torch.testing.assert_close(level.weights(look_up, given_tokens), expected)
-        torch.testing.assert_close(
-            level(look_up, given_tokens), torch.tensor([[0.75] * 2, [0.0] * 2, [0.6] * 2])
-        )
+        torch.testing.assert_close(level(look_up, given_tokens), torch.tensor([[0.75] * 2, [0.0] * 2, [0.6] * 2]))
 
 
 # ------------------------------------------------------------------------------- padding and layouts
@@ -189,9 +185,7 @@ NUMBERS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size
 @pytest.mark.parametrize("layout", LAYOUTS)
 @settings(deadline=None, max_examples=10)
 @given(lengths=NUMBERS, wider=st.integers(0, 3), worth=st.sampled_from([1, 10]))
-def test_a_document_is_read_as_if_it_were_alone(
-    layout: str, lengths: list[list[int]], wider: int, worth: int
-) -> None:
+def test_a_document_is_read_as_if_it_were_alone(layout: str, lengths: list[list[int]], wider: int, worth: int) -> None:
     model = small()
     with torch.no_grad():
         model.embedding.weight[PAD] = torch.nan  # no text has it
@@ -234,11 +228,7 @@ def test_what_fills_up_does_not_count() -> None:
     shorter = dataclasses.replace(packed, labels=packed.labels[:3])  # there may be more texts than labels
     for batch in (filled, filled.with_static_shapes(), packed, shorter):
         torch.testing.assert_close(model.loss(batch).total, plain, **EXACT)
-        assert (
-            len(model.logits(batch))
-            == len(batch.labels)
-            == len(model.compute_attention_maps(batch)[1].weights)
-        )
+        assert len(model.logits(batch)) == len(batch.labels) == len(model.compute_attention_maps(batch)[1].weights)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -244,9 +244,7 @@ def test_ours_is_timms(timm: Any, pixels: Tensor) -> None:
             x = x / 127.5 - 1
             found = ours(x)
             torch.testing.assert_close(found[-1], theirs.forward_features(x), rtol=1e-4, atol=1e-4)
-            for one, other in zip(
-                found, theirs.forward_intermediates(x, intermediates_only=True), strict=False
-            ):
+            for one, other in zip(found, theirs.forward_intermediates(x, intermediates_only=True), strict=False):
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     assert theirs.pretrained_cfg["mean"] == theirs.pretrained_cfg["std"] == image_encoder.HALF_RGB
 
@@ -257,17 +255,13 @@ def test_nets_of_timm(timm: Any, pixels: Tensor, tmp_path: Path) -> None:
         save_file(whole.state_dict(), tmp_path / f"{name}.safetensors")
         torch.save({"state_dict": whole.state_dict()}, tmp_path / f"{name}.pth")
         for suffix in ("pth", "safetensors"):
-            encoder = ImageEncoder.from_name(
-                name, tmp_path / f"{name}.{suffix}", stage=stage, fine_tune_from_stage=2
-            )
+            encoder = ImageEncoder.from_name(name, tmp_path / f"{name}.{suffix}", stage=stage, fine_tune_from_stage=2)
             assert encoder.feature_width == features
             found, grid = encoder.eval()(pixels)
             assert grid == (64 // side, 96 // side)
             mean, std = (torch.tensor(whole.pretrained_cfg[one])[:, None, None] for one in ("mean", "std"))
             expected = whole.forward_intermediates((pixels / 255 - mean) / std, intermediates_only=True)
-            torch.testing.assert_close(
-                found, expected[stage].flatten(2).transpose(1, 2), rtol=1e-4, atol=1e-4
-            )
+            torch.testing.assert_close(found, expected[stage].flatten(2).transpose(1, 2), rtol=1e-4, atol=1e-4)
         stages = {name.split(".")[0] for name in learning(encoder)}
         assert stages == ({"layer2", "layer3", "layer4"} if name == "resnet18" else {"stages_2"})
     with pytest.raises(ValueError, match="resnet18"):
@@ -286,9 +280,7 @@ def test_every_published_weight_finds_its_place(tmp_path: Path, pixels: Tensor) 
     assert set(names) == set(net.state_dict()) | set(net.UNUSED_WEIGHTS)
     torch.save(theirs, tmp_path / "theirs.pth")
     save_file(names, tmp_path / "timm.safetensors")
-    one, other = (
-        ImageEncoder.from_name(LITE0, tmp_path / name) for name in ("theirs.pth", "timm.safetensors")
-    )
+    one, other = (ImageEncoder.from_name(LITE0, tmp_path / name) for name in ("theirs.pth", "timm.safetensors"))
     torch.testing.assert_close(one(pixels)[0], other(pixels)[0])
     assert torch.equal(one.net.blocks[3][1].conv_pwl.weight, theirs["_blocks.6._project_conv.weight"])
 
@@ -326,9 +318,7 @@ def test_files_that_are_no_weights_are_refused(tmp_path: Path) -> None:
     torch.save({"x": Path("a")}, tmp_path / "code.pth")  # would run something, if it were let
     (tmp_path / "text.pth").write_text("hello")
     for name in ("code.pth", "text.pth"):
-        with pytest.raises(
-            ValueError, match="cannot be read as weights: it is damaged, or holds other"
-        ) as told:
+        with pytest.raises(ValueError, match="cannot be read as weights: it is damaged, or holds other") as told:
             ImageEncoder.from_name(LITE0, tmp_path / name)
         assert "weights_only" not in str(told.value)  # how to run it is no advice of ours
     (tmp_path / "text.safetensors").write_text("hello")
@@ -375,9 +365,7 @@ def test_a_hub_that_cannot_be_reached_is_told_with_what_else_there_is(
     ("name", "weights", "package"),
     [("resnet18", None, "jumok.images."), (LITE0, LITE0_PACKAGE, LITE0_PACKAGE)],
 )
-def test_what_is_missing_is_named(
-    name: str, weights: Any, package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing_is_named(name: str, weights: Any, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("timm", LITE0_PACKAGE):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ValueError, match=f'pip install "?{package}'):
@@ -400,9 +388,7 @@ def test_real_weights_know_a_disc_from_a_stripe() -> None:
     # Two discs at different places, and stripes: what is found in the middles of the discs is more alike.
     y, x = torch.meshgrid(torch.arange(224), torch.arange(224), indexing="ij")
     disc = [((y - a) ** 2 + (x - b) ** 2 < 45**2).float() for a, b in ((80, 80), (144, 144))]
-    drawn = torch.stack([*(1 - 0.9 * one for one in disc), (x // 16 % 2).float()])[:, None].expand(
-        -1, 3, -1, -1
-    )
+    drawn = torch.stack([*(1 - 0.9 * one for one in disc), (x // 16 % 2).float()])[:, None].expand(-1, 3, -1, -1)
     with torch.no_grad():
         found, grid = encoder(drawn)
     assert grid == (7, 7)

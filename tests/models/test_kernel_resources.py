@@ -29,9 +29,7 @@ triton = pytest.importorskip("triton", reason="the kernels need Triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"
-)
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
 
 # Compute capability and shared memory that a thread block may opt in to (CUDA C++ Programming Guide, table
 # "Technical Specifications per Compute Capability").
@@ -79,9 +77,7 @@ class Pretended(NamedTuple):
             kernel = compiled(launch, self.architecture)
             shared = kernel.metadata.shared
             name = launch.function.fn.__name__
-            assert shared <= self.gpu.max_shared_memory, (
-                f"{name}: {shared} of {self.gpu.max_shared_memory} bytes"
-            )
+            assert shared <= self.gpu.max_shared_memory, f"{name}: {shared} of {self.gpu.max_shared_memory} bytes"
             kernels.append(kernel)
         return kernels
 
@@ -134,9 +130,7 @@ def low(kind: str) -> torch.autocast:
 def run_gru(width: int, kind: str, both: bool = True, learning: bool = True) -> None:
     rnn = nn.GRU(3, width, bidirectional=both).requires_grad_(learning)
     with low(kind):
-        states = run_packed_rnn(
-            rnn, torch.zeros(3, 3), PackedSteps.from_batch_sizes(torch.tensor([2, 1]), "cpu")
-        )
+        states = run_packed_rnn(rnn, torch.zeros(3, 3), PackedSteps.from_batch_sizes(torch.tensor([2, 1]), "cpu"))
         if learning:
             states.sum().backward()
 
@@ -186,9 +180,7 @@ def test_the_gru_fits(pretend: Callable[[str], Pretended], name: str, kind: str,
     [*[("bf16", width) for width in (17, 64, 100, 128)], ("fp16", 128)]
     + [("fp32", width) for width in (17, 33, 64, 128)],
 )
-def test_the_gru_fits_at_any_width(
-    pretend: Callable[[str], Pretended], name: str, kind: str, width: int
-) -> None:
+def test_the_gru_fits_at_any_width(pretend: Callable[[str], Pretended], name: str, kind: str, width: int) -> None:
     on = pretend(name)
     run_gru(width, kind)
     run_gru(width, kind, both=False, learning=False)
@@ -211,9 +203,7 @@ def packed_path(length: int, width: int, dropout: float, kind: str, learning: bo
         out = jumok.attend(x, x, x, **how)
         if learning:
             out.sum().backward()
-    assert varlen.has_fast_varlen_path(x.device, length, width, dropout) is (
-        path in ("packed-short", "varlen")
-    )
+    assert varlen.has_fast_varlen_path(x.device, length, width, dropout) is (path in ("packed-short", "varlen"))
     return path
 
 
@@ -281,9 +271,7 @@ def run_elementwise_kernels(kind: str, width: int) -> None:
 
 
 @pytest.mark.parametrize(("kind", "kernels"), [("fp16", 8), ("fp32", 7), ("bf16", 0)])
-def test_turing_takes_kernels_without_products(
-    pretend: Callable[[str], Pretended], kind: str, kernels: int
-) -> None:
+def test_turing_takes_kernels_without_products(pretend: Callable[[str], Pretended], kind: str, kernels: int) -> None:
     on = pretend("sm_75")
     run_elementwise_kernels(kind, 64)
     assert len({launch.function for launch in on.launches}) == kernels

@@ -31,6 +31,4 @@ def test_numbers() -> None:
 
 
 def test_of_low_precision_it_is_summed_in_float32() -> None:
-    assert (
-        label_loss(torch.zeros(3, 2, dtype=torch.bfloat16), torch.tensor([0, 1, 0]))[1].dtype == torch.float32
-    )
+    assert label_loss(torch.zeros(3, 2, dtype=torch.bfloat16), torch.tensor([0, 1, 0]))[1].dtype == torch.float32

@@ -107,9 +107,7 @@ def test_under_autocast_the_sums_are_float32_and_the_error_is_that_of_bfloat16()
         total, plain = linear_cross_entropy(hidden, weight, labels, 0.1, bias)
     assert total.dtype == plain.dtype == torch.float32
     torch.testing.assert_close(total, exact, rtol=0.01, atol=0.05)
-    for got, want in zip(
-        gradients(total, hidden, weight, bias), gradients(exact, hidden, weight, bias), strict=True
-    ):
+    for got, want in zip(gradients(total, hidden, weight, bias), gradients(exact, hidden, weight, bias), strict=True):
         assert got.dtype == torch.float32
         torch.testing.assert_close(got, want, rtol=0.02, atol=0.05)
 

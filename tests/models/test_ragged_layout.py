@@ -70,9 +70,7 @@ def test_every_word_comes_to_its_place_and_back(lengths: list[int], packed: bool
 def test_one_long_sequence_does_not_make_the_others_long() -> None:
     chance = np.random.default_rng(7)
     lengths = [*np.clip(chance.geometric(1 / 20, 5000), 1, 100).tolist(), 3001]
-    laid = RaggedLayout.from_tokens(
-        Tokens.from_packed_ids(torch.zeros(sum(lengths), dtype=torch.long), lengths)
-    )
+    laid = RaggedLayout.from_tokens(Tokens.from_packed_ids(torch.zeros(sum(lengths), dtype=torch.long), lengths))
     places = sum(shelf.num_rows * shelf.length for shelf in laid.buckets)
     assert len(laid.token_indices) == sum(lengths)
     assert places < 1.3 * sum(lengths)

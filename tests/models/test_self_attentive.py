@@ -229,9 +229,7 @@ def test_a_pruned_unit_sees_a_row_or_a_column() -> None:
 
 
 def test_what_the_published_sizes_weigh() -> None:
-    published = SelfAttentiveConfig(
-        embedding_width=100, width=300, attention_width=350, num_hops=30, mlp_width=3000
-    )
+    published = SelfAttentiveConfig(embedding_width=100, width=300, attention_width=350, num_hops=30, mlp_width=3000)
     with torch.device("meta"):
         full = SelfAttentiveClassifier(published, 10, 5)
         pruned = SelfAttentiveClassifier(dataclasses.replace(published, row_units=25, column_units=2), 10, 5)
@@ -256,13 +254,10 @@ def test_padding_changes_nothing(cell: str, alike: bool, lengths: list[tuple[int
     model = small(cell=cell, text_pairs=True, num_layers=2)
     with torch.no_grad():
         model.embedding.weight[PAD] = torch.nan  # no text has it
-    rows = [
-        [[int(x) for x in torch.randint(1, WORDS, (n,))] for n in side] for side in zip(*lengths, strict=True)
-    ]
+    rows = [[[int(x) for x in torch.randint(1, WORDS, (n,))] for n in side] for side in zip(*lengths, strict=True)]
     labels = [n % CLASSES for n in range(len(lengths))]
     one_by_one = [
-        TextPairBatch.from_sequences([a], second_tokens=[b], labels=[c])
-        for a, b, c in zip(*rows, labels, strict=True)
+        TextPairBatch.from_sequences([a], second_tokens=[b], labels=[c]) for a, b, c in zip(*rows, labels, strict=True)
     ]
     batch = TextPairBatch.from_sequences(rows[0], second_tokens=rows[1], labels=labels)
     wide = [Tokens.pad(side, min_length=max(map(len, side)) + wider) for side in rows]
@@ -292,9 +287,7 @@ def test_texts_that_fill_up_do_not_count() -> None:
 @pytest.mark.parametrize("alike", [False, True], ids=["host", "alike"])
 def test_a_text_without_words_is_one_of_padding(alike: bool) -> None:
     model = small()
-    empty, padding = (
-        ClassificationBatch.from_sequences([[4, 9], no_words], labels=[1, 2]) for no_words in ([], [PAD])
-    )
+    empty, padding = (ClassificationBatch.from_sequences([[4, 9], no_words], labels=[1, 2]) for no_words in ([], [PAD]))
     empty = empty.with_static_shapes() if alike else empty
     torch.testing.assert_close(model.logits(empty), model.logits(padding), **EXACT)
     assert all(slope.isfinite().all() for slope in gradients(model, empty).values())
@@ -456,8 +449,6 @@ def test_sizes_that_make_no_model(change: dict[str, Any], message: str) -> None:
 
 def test_a_recipe_can_hold_the_config() -> None:
     adapter = TypeAdapter(SelfAttentiveConfig)
-    assert adapter.validate_python({"type": "self_attentive", "num_hops": 3}) == SelfAttentiveConfig(
-        num_hops=3
-    )
+    assert adapter.validate_python({"type": "self_attentive", "num_hops": 3}) == SelfAttentiveConfig(num_hops=3)
     with pytest.raises(ValidationError, match="hop"):
         adapter.validate_python({"hop": 3})

@@ -62,9 +62,7 @@ def combinations() -> Iterator[Seq2SeqConfig]:
     def build_next(**chosen: Any) -> Seq2SeqConfig:
         n = next(turn)
         both = n % 3 != 0 and chosen.get("attention_score") != "dot"
-        plain = chosen["attention"] is None or (
-            chosen["attention_query"] == "previous" and chosen["input_feeding"]
-        )
+        plain = chosen["attention"] is None or (chosen["attention_query"] == "previous" and chosen["input_feeding"])
         readouts = ["maxout", "tanh", "plain"] if plain else ["maxout", "tanh"]
         readout = readouts[n // 2 % len(readouts)]
         tie = "target" if readout != "plain" and n % 5 == 0 else "none"
@@ -183,9 +181,7 @@ def test_a_step_of_luong_by_hand() -> None:
     model = zeroed(config, {WORD: [LN3, 0], EOS: [0, LN3]}, said=[LN3, 0])
     with torch.no_grad():
         model.decoder.attention.score.key.weight.copy_(50 * math.sqrt(2) * LN3 * torch.eye(2))
-        model.decoder.readout.state_projection.weight.copy_(
-            torch.tensor([[0, 0, LN3 / 0.35, 0], [0, LN2 / 0.2, 0, 0]])
-        )
+        model.decoder.readout.state_projection.weight.copy_(torch.tensor([[0, 0, LN3 / 0.35, 0], [0, LN2 / 0.2, 0, 0]]))
         model.generator.weight.copy_(torch.tensor([[0, 0], [0, 10], [0, 0], [0, 0], [5, 0]]))
     batch = Seq2SeqBatch.from_sequences([[WORD]], [[]])
     logits, state = model.step(model.start(batch.source), torch.tensor([BOS]))
@@ -222,17 +218,13 @@ def test_a_step_of_bahdanau_by_hand() -> None:
     logits, state = model.step(model.start(batch.source), torch.tensor([BOS]))
     torch.testing.assert_close(logits, torch.tensor([[0, 0, 0, 0, 6.0]]).double())
     torch.testing.assert_close(state.hidden[0], torch.tensor([[[0.5, 0.5]]]).double())
-    torch.testing.assert_close(
-        model.compute_attention_maps(batch)[0].weights, torch.tensor([[[[0.8, 0.2]]]]).double()
-    )
+    torch.testing.assert_close(model.compute_attention_maps(batch)[0].weights, torch.tensor([[[[0.8, 0.2]]]]).double())
 
 
 def test_a_fixed_context_by_hand() -> None:
     # Read in reverse, EOS comes first: (0, 0.4), then WORD: ½ (0.8, 0) + ½ (0, 0.4) = (0.4, 0.2) = s_0.
     # BOS is (0, ln 2): s_1 = ½ (0, 0.6) + ½ (0.4, 0.2) = (0.2, 0.4). UNK and WORD get 10 s_1.
-    config = dataclasses.replace(
-        HAND, attention=None, input_feeding=False, readout="plain", reverse_source=True
-    )
+    config = dataclasses.replace(HAND, attention=None, input_feeding=False, readout="plain", reverse_source=True)
     model = zeroed(config, {WORD: [LN3, 0], EOS: [0, LN3]}, said=[0, LN2])
     with torch.no_grad():
         model.generator.weight[1, 0] = model.generator.weight[WORD, 1] = 10
@@ -250,9 +242,7 @@ def test_local_windows_by_hand() -> None:
     long = [[half, half, 0, 0], [third, third, third, 0], [0, third, third, third], *[[0, 0, half, half]] * 3]
     torch.testing.assert_close(weights, torch.tensor([long, [[half, half, 0, 0]] * 6]))
     # Without padding it is the same, and asked one by one, with the number of the step.
-    torch.testing.assert_close(
-        look.weights(torch.zeros(1, 6, 2), look.prepare(torch.zeros(1, 4, 3))), weights[:1]
-    )
+    torch.testing.assert_close(look.weights(torch.zeros(1, 6, 2), look.prepare(torch.zeros(1, 4, 3))), weights[:1])
     for t in range(6):
         torch.testing.assert_close(look.weights(torch.zeros(2, 1, 2), source, t), weights[:, t : t + 1])
 
@@ -283,9 +273,7 @@ class Naive:
         self.p = dict(model.named_parameters(remove_duplicate=False))
 
     def cell(self, name: str, suffix: str, x: Tensor, hidden: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        w, u, b, d = (
-            self.p[f"{name}.{kind}_{suffix}"] for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        )
+        w, u, b, d = (self.p[f"{name}.{kind}_{suffix}"] for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
         h = hidden[0]
         if self.config.cell == "gru":
             wr, wz, wn = (w @ x + b).chunk(3)
@@ -332,9 +320,7 @@ class Naive:
                 return q @ k
             case "scaled-dot":
                 return (
-                    (p["query_projection.weight"] @ q)
-                    @ (p["key_projection.weight"] @ k)
-                    / math.sqrt(self.config.width)
+                    (p["query_projection.weight"] @ q) @ (p["key_projection.weight"] @ k) / math.sqrt(self.config.width)
                 )
             case "general":
                 return q @ p["score.key.weight"] @ k / math.sqrt(self.config.width)
@@ -359,9 +345,7 @@ class Naive:
         exps = {j: torch.exp(self.score(q, annotations[j])) for j in places}
         weights = [exps[j] / sum(exps.values()) if j in exps else 0 * q.sum() for j in range(words)]
         if self.config.attention == "local-p":
-            weights = [
-                a * torch.exp(-((j - centre) ** 2) / (2 * (d / 2) ** 2)) for j, a in enumerate(weights)
-            ]
+            weights = [a * torch.exp(-((j - centre) ** 2) / (2 * (d / 2) ** 2)) for j, a in enumerate(weights)]
         return sum(a * h for a, h in zip(weights, annotations, strict=True)), torch.stack(weights)
 
     def readout(self, state: Tensor, context: Tensor | None, y: Tensor) -> Tensor:
@@ -372,11 +356,7 @@ class Naive:
         )
         if self.config.readout == "tanh":
             return torch.tanh(x)
-        x = (
-            x
-            + self.p["decoder.readout.word_projection.weight"] @ y
-            + self.p["decoder.readout.word_projection.bias"]
-        )
+        x = x + self.p["decoder.readout.word_projection.weight"] @ y + self.p["decoder.readout.word_projection.bias"]
         half = len(x) // 2
         return torch.stack([torch.max(x[i], x[i + half]) for i in range(half)])
 
@@ -501,13 +481,9 @@ def test_padding_is_never_read(config: Seq2SeqConfig, batch: Seq2SeqBatch) -> No
     wide.target.ids[~wide.target.valid_mask] = 8
     total = model.loss(batch).total
     torch.testing.assert_close(model.loss(wide).total, total, **EXACT)
-    alone = [
-        model.loss(Seq2SeqBatch.from_sequences([s], [t])).total for s, t in zip(SOURCES, TARGETS, strict=True)
-    ]
+    alone = [model.loss(Seq2SeqBatch.from_sequences([s], [t])).total for s, t in zip(SOURCES, TARGETS, strict=True)]
     torch.testing.assert_close(torch.stack(alone).sum(), total, **EXACT)
-    for one, other in zip(
-        model.compute_attention_maps(wide), model.compute_attention_maps(batch), strict=True
-    ):
+    for one, other in zip(model.compute_attention_maps(wide), model.compute_attention_maps(batch), strict=True):
         steps, words = other.weights.shape[2:]
         torch.testing.assert_close(one.weights[:, :, :steps, :words], other.weights, **EXACT)
 
@@ -604,8 +580,7 @@ def test_steps_are_the_whole_sentence_word_by_word(cell: Any) -> None:
         torch.testing.assert_close(torch.stack(mine), theirs, **EXACT)
     slope = torch.randn_like(states)
     mine, theirs = (
-        torch.autograd.grad((out * slope).sum(), list(rnn.parameters()))
-        for out in (torch.stack(tops, 1), states)
+        torch.autograd.grad((out * slope).sum(), list(rnn.parameters())) for out in (torch.stack(tops, 1), states)
     )
     torch.testing.assert_close(mine, theirs, **EXACT)
 

@@ -35,9 +35,7 @@ def sounds() -> Tensor:
 
 
 def test_the_docstrings_are_right() -> None:
-    found = doctest.testmod(
-        style_tokens, extraglobs={"frames": frames_as_tokens(torch.ones(2, 9, 5), (9, 4))}
-    )
+    found = doctest.testmod(style_tokens, extraglobs={"frames": frames_as_tokens(torch.ones(2, 9, 5), (9, 4))})
     assert found.attempted > 3
     assert found.failed == 0
 
@@ -126,9 +124,7 @@ def test_a_sound_has_its_style_alone_as_among_others() -> None:
     together = model(mels, frames_as_tokens(mels, FRAMES))
     for row, frames in enumerate(FRAMES):
         own = mels[row : row + 1, :frames]
-        torch.testing.assert_close(
-            model(own, frames_as_tokens(own, [frames])), together[row : row + 1], **EXACT
-        )
+        torch.testing.assert_close(model(own, frames_as_tokens(own, [frames])), together[row : row + 1], **EXACT)
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -165,9 +161,7 @@ def test_a_voice_speaks_in_the_style_it_is_given() -> None:
         model.predict_teacher_forced(batch), model.predict_teacher_forced(batch, style=own.roll(1, 0))
     )
     uniform = model.mix_style(torch.full((1, TOKENS), 1 / TOKENS, dtype=torch.float64))
-    said = model.synthesize(
-        batch.text, max_frames=5
-    )  # nothing was learned yet, so the usual style is of all tokens
+    said = model.synthesize(batch.text, max_frames=5)  # nothing was learned yet, so the usual style is of all tokens
     torch.testing.assert_close(said.mels, model.synthesize(batch.text, style=uniform, max_frames=5).mels)
     token = model.mix_style(torch.eye(TOKENS).double()[:1])
     assert not torch.allclose(said.mels, model.synthesize(batch.text, style=token, max_frames=5).mels)

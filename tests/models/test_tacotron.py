@@ -72,9 +72,7 @@ def batch_of(rows: slice = slice(None), to: tuple[int, int] = (0, 0)) -> SpeechB
     mels = [torch.randn(frames, MELS, generator=draw) for frames in FRAMES]
     linear = [torch.randn(frames, LINEAR, generator=draw) for frames in FRAMES]
     batch = SpeechBatch.from_sequences(TEXTS[rows], mels[rows], linear[rows], min_lengths=to)
-    return dataclasses.replace(
-        batch, mels=batch.mels.double(), linear_spectrograms=batch.linear_spectrograms.double()
-    )  # type: ignore[union-attr]
+    return dataclasses.replace(batch, mels=batch.mels.double(), linear_spectrograms=batch.linear_spectrograms.double())  # type: ignore[union-attr]
 
 
 def with_nan(batch: SpeechBatch) -> SpeechBatch:
@@ -139,9 +137,7 @@ def naive(model: Tacotron, states: Tensor, mels: Tensor) -> tuple[Tensor, Tensor
             inside = linear("attention.score.query", h) + linear("attention.score.key", states[n])
             if config.attention == "location-sensitive":
                 kernel, half = p["attention.score.convolution.weight"], config.location_kernel_size // 2
-                around = F.pad(torch.stack([alpha, total]), (half, half))[
-                    :, n : n + config.location_kernel_size
-                ]
+                around = F.pad(torch.stack([alpha, total]), (half, half))[:, n : n + config.location_kernel_size]
                 inside = inside + linear("attention.score.location", (kernel * around).sum((1, 2)))
             e.append(p["attention.score.v"] @ torch.tanh(inside))
         y = torch.stack(e).exp()
@@ -262,9 +258,7 @@ def test_the_total_of_training_has_all_its_parts() -> None:
     loss = made().train().loss(batch_of())
     torch.testing.assert_close(loss.total.detach(), sum(loss.parts.values()), **EXACT)
     loss = made().loss(batch_of())
-    torch.testing.assert_close(
-        loss.total.detach(), sum(loss.parts.values()) - loss.parts["guided_attention"], **EXACT
-    )
+    torch.testing.assert_close(loss.total.detach(), sum(loss.parts.values()) - loss.parts["guided_attention"], **EXACT)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -301,9 +295,7 @@ def test_each_is_said_as_if_alone_and_stops_by_itself() -> None:
         assert one.linear_spectrograms is not None
         assert frames == 10 if said.truncated[row] else frames <= 10
         torch.testing.assert_close(said.mels[row, :frames], one.mels[0], **EXACT)
-        torch.testing.assert_close(
-            said.linear_spectrograms[row, :frames], one.linear_spectrograms[0], **EXACT
-        )
+        torch.testing.assert_close(said.linear_spectrograms[row, :frames], one.linear_spectrograms[0], **EXACT)
         torch.testing.assert_close(said.alignments[row, :steps, : len(text)], one.alignments[0], **EXACT)
         for behind in (
             said.mels[row, frames:],
@@ -325,9 +317,7 @@ def test_a_decoder_that_does_not_stop_is_cut() -> None:
     assert said.alignments.shape == (3, 3, 6)
     assert said.linear_spectrograms is None
     with torch.no_grad():
-        model.decoder.stop_projection.bias.copy_(
-            torch.tensor([-9.0, 9.0, 9.0])
-        )  # at the second frame of a step
+        model.decoder.stop_projection.bias.copy_(torch.tensor([-9.0, 9.0, 9.0]))  # at the second frame of a step
     said = model.synthesize(Tokens.pad(TEXTS), max_frames=7)
     assert said.mel_lengths == (2, 2, 2)
     assert said.truncated == (False, False, False)
@@ -355,9 +345,7 @@ def test_the_host_is_never_asked(kind: dict[str, Any]) -> None:
 def test_under_autocast(kind: dict[str, Any]) -> None:
     model, batch = made(dataclasses.replace(TINY, **kind)).float(), batch_of()
     assert batch.linear_spectrograms is not None
-    batch = dataclasses.replace(
-        batch, mels=batch.mels.float(), linear_spectrograms=batch.linear_spectrograms.float()
-    )
+    batch = dataclasses.replace(batch, mels=batch.mels.float(), linear_spectrograms=batch.linear_spectrograms.float())
     for training in (False, True):
         model.train(training)
         exact = model.loss(batch).total
@@ -429,9 +417,7 @@ def test_speech_is_alike() -> None:
     assert alike.device_mel_lengths is not None
     assert alike.device_mel_lengths.tolist() == list(FRAMES)
     assert torch.equal(alike.mel_tokens.valid_mask, first.mel_tokens.valid_mask)
-    assert (
-        map_tensors(alike, torch.clone).graph_key == alike.graph_key
-    )  # what a recorded step does with a batch
+    assert map_tensors(alike, torch.clone).graph_key == alike.graph_key  # what a recorded step does with a batch
     assert alike.to("meta").device_mel_lengths.is_meta
     assert alike.to("meta").mels.is_meta
     with pytest.raises(ValueError, match="from 1 to 12"):
@@ -514,9 +500,7 @@ def test_it_learns_two_utterances_by_heart() -> None:
     )
     sounds = [torch.randn(number, MELS).repeat_interleave(3, 0) for number in (3, 4)]
     sounds[1] = sounds[1][:11]  # no whole number of steps
-    batch = SpeechBatch.from_sequences(
-        [[5, 6, EOS], [7, 5, 8, EOS]], sounds, [sound[:, :3] for sound in sounds]
-    )
+    batch = SpeechBatch.from_sequences([[5, 6, EOS], [7, 5, 8, EOS]], sounds, [sound[:, :3] for sound in sounds])
     assert batch.linear_spectrograms is not None
     model = Tacotron(config, SYMBOLS).train()
     optimizer = torch.optim.Adam(model.parameters())

@@ -109,10 +109,7 @@ class Oracle:
             yield from self._fed(ours.feed_forward, theirs)
         yield from self._norms(
             self.model.source_input_layer.norm,
-            [
-                [layer.feed_forward.attention_residual, layer.feed_forward.residual]
-                for layer in self.model.encoder
-            ],
+            [[layer.feed_forward.attention_residual, layer.feed_forward.residual] for layer in self.model.encoder],
             [[layer.norm1, layer.norm2] for layer in self.encoder.layers],
             self.encoder.norm,
         )
@@ -142,9 +139,7 @@ class Oracle:
         yield from _both(ours.narrow, theirs.linear2)
 
     @staticmethod
-    def _norms(
-        first: Any, ours: list[list[ResidualNorm]], theirs: list[list[Any]], last: Any
-    ) -> Iterator[Any]:
+    def _norms(first: Any, ours: list[list[ResidualNorm]], theirs: list[list[Any]], last: Any) -> Iterator[Any]:
         """In order. With the norm first, theirs stand one place further: before a sublayer, not after."""
         own = [join.norm for layer in ours for join in layer]
         other = [norm for layer in theirs for norm in layer]
@@ -167,9 +162,7 @@ class Oracle:
             memory_key_padding_mask=padding,
         )
         logits = F.linear(hidden, self.model.output.weight)
-        return F.cross_entropy(
-            logits.flatten(0, 1), batch.labels.flatten(), label_smoothing=smoothing, reduction="sum"
-        )
+        return F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), label_smoothing=smoothing, reduction="sum")
 
 
 def _both(ours: Any, theirs: Any) -> Iterator[tuple[Tensor, Tensor]]:
@@ -234,9 +227,7 @@ def test_equal_words_at_first_the_loss_is_that_of_guessing() -> None:
     words = 211
     batch = Seq2SeqBatch.from_sequences(*(torch.randint(4, words, (2, 13, 17)).tolist()))
     for norm, tie in itertools.product(("post", "pre"), ("none", "target", "all")):
-        config = TransformerConfig(
-            width=64, num_heads=4, feed_forward_width=128, norm=norm, tie_embeddings=tie
-        )
+        config = TransformerConfig(width=64, num_heads=4, feed_forward_width=128, norm=norm, tie_embeddings=tie)
         loss = Transformer(config, words, words).eval().loss(batch)
         # A hidden state has length √width and a word's vector a variance of 1/width: logits ~ N(0, 1).
         assert loss.total.item() / loss.count == pytest.approx(math.log(words) + 0.5, abs=0.35)
@@ -268,9 +259,7 @@ def test_packed_is_padded(norm: str, to: tuple[int, int]) -> None:
     torch.testing.assert_close(other.parts["nll"], one.parts["nll"])
     assert one.count == other.count
     of = [*model.parameters()]
-    for got, want in zip(
-        torch.autograd.grad(other.total, of), torch.autograd.grad(one.total, of), strict=True
-    ):
+    for got, want in zip(torch.autograd.grad(other.total, of), torch.autograd.grad(one.total, of), strict=True):
         torch.testing.assert_close(got, want)
     with torch.no_grad():
         torch.testing.assert_close(each_label(model, packed), each_label(model, padded))
@@ -289,9 +278,7 @@ def test_packed_in_another_order_costs_the_same() -> None:
     model = small().eval()
     order = [2, 0, 3, 1]
     mixed = Seq2SeqBatch.from_sequences([SOURCES[i] for i in order], [TARGETS[i] for i in order], packed=True)
-    torch.testing.assert_close(
-        model.loss(mixed).total, model.loss(Seq2SeqBatch.from_sequences(SOURCES, TARGETS)).total
-    )
+    torch.testing.assert_close(model.loss(mixed).total, model.loss(Seq2SeqBatch.from_sequences(SOURCES, TARGETS)).total)
 
 
 def test_padding_does_not_matter() -> None:
@@ -511,10 +498,7 @@ def test_tying_all_needs_one_vocabulary() -> None:
 
 
 def test_tied_embeddings_are_one_parameter() -> None:
-    counts = {
-        tie: sum(p.numel() for p in small(tie_embeddings=tie).parameters())
-        for tie in ("none", "target", "all")
-    }
+    counts = {tie: sum(p.numel() for p in small(tie_embeddings=tie).parameters()) for tie in ("none", "target", "all")}
     assert counts["none"] - counts["target"] == TARGET * 14
     assert counts["target"] - counts["all"] == SOURCE * 14
     model = small(tie_embeddings="all")

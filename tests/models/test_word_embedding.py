@@ -38,13 +38,8 @@ def test_the_most_frequent_pairs_are_taken(texts: list[list[int]], most: int) ->
 def test_each_word_has_the_pair_that_it_ends_however_the_texts_lie(texts: list[list[int]]) -> None:
     bigrams = BigramEmbedding(5, VOCABULARY, 3)
     bigrams.fit(texts)
-    known = {
-        divmod(int(pair), VOCABULARY): number
-        for number, pair in enumerate(bigrams.bigram_codes, FIRST_BIGRAM)
-    }
-    wanted = [
-        [NO_BIGRAM, *(known.get(pair, RARE_BIGRAM) for pair in pairwise(text))][: len(text)] for text in texts
-    ]
+    known = {divmod(int(pair), VOCABULARY): number for number, pair in enumerate(bigrams.bigram_codes, FIRST_BIGRAM)}
+    wanted = [[NO_BIGRAM, *(known.get(pair, RARE_BIGRAM) for pair in pairwise(text))][: len(text)] for text in texts]
     ids, pairs = bigrams.split_ids(bigrams.combine_ids(Tokens.pad(texts)).ids)
     assert torch.equal(ids, Tokens.pad(texts).ids)
     assert torch.equal(pairs, Tokens.pad(wanted, fill=NO_BIGRAM).ids)
@@ -75,9 +70,7 @@ def test_models_read_a_word_as_its_vector_and_that_of_its_pair(kind: str) -> Non
     model: HierarchicalAttentionNetwork | SelfAttentiveClassifier
     if kind == "hierarchical":
         model = HierarchicalAttentionNetwork(HierarchicalConfig(**sizes), 11, 2).eval()
-        batch = DocumentBatch.from_sequences(
-            [[4, 5, 6], [7], [4, 5]], sentence_indices=[[0, 1], [2]], labels=[1, 0]
-        )
+        batch = DocumentBatch.from_sequences([[4, 5, 6], [7], [4, 5]], sentence_indices=[[0, 1], [2]], labels=[1, 0])
     else:
         model = SelfAttentiveClassifier(SelfAttentiveConfig(**sizes, num_hops=2, mlp_width=5), 11, 2).eval()
         batch = ClassificationBatch.from_sequences([[4, 5, 6], [7, 4, 5]], labels=[1, 0])

@@ -27,9 +27,7 @@ schemathesis = pytest.importorskip("schemathesis")
 # What a schema of texts does not suggest: lone surrogates, control characters, what means something here.
 texts = st.one_of(
     st.text(st.characters(exclude_categories=()), max_size=12),
-    st.sampled_from(
-        ["[MASK]", "one [MASK] two", "a ||| b", "Anna\tlives", "{", '{"question": 1}', "we walk", "../x"]
-    ),
+    st.sampled_from(["[MASK]", "one [MASK] two", "a ||| b", "Anna\tlives", "{", '{"question": 1}', "we walk", "../x"]),
 )
 
 

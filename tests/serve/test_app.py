@@ -59,15 +59,11 @@ def test_translate_with_a_beam_and_a_list(client: TestClient, predictors: dict[s
 
 
 @pytest.mark.parametrize("beam", [1, 3])
-def test_a_translation_is_told_while_it_is_made(
-    client: TestClient, predictors: dict[str, Any], beam: int
-) -> None:
+def test_a_translation_is_told_while_it_is_made(client: TestClient, predictors: dict[str, Any], beam: int) -> None:
     with client.stream("POST", "/translate/stream", json={"text": TEXT, "beam_size": beam}) as got:
         assert got.headers["content-type"].startswith("text/event-stream")
         blocks = "".join(got.iter_text()).strip().split("\n\n")
-    events = [
-        (block.split("\n")[0], json.loads(block.split("\n")[1].removeprefix("data: "))) for block in blocks
-    ]
+    events = [(block.split("\n")[0], json.loads(block.split("\n")[1].removeprefix("data: "))) for block in blocks]
     assert [name for name, _ in events] == ["event: text"] * (len(events) - 1) + ["event: done"]
     wanted = predictors["translate"].translate(TEXT, TranslationOptions(beam_size=beam))
     assert events[-1][1]["translation"] == wanted.translation
@@ -76,14 +72,10 @@ def test_a_translation_is_told_while_it_is_made(
 
 
 def test_classify(client: TestClient, predictors: dict[str, Any]) -> None:
-    got = client.post(
-        "/classify", json={"text": "the film ||| was nice"}
-    ).json()  # one text, whatever is in it
+    got = client.post("/classify", json={"text": "the film ||| was nice"}).json()  # one text, whatever is in it
     wanted = predictors["classify"].classify("the film ||| was nice")
     assert got["label"] == wanted.label
-    assert [(one["label"], pytest.approx(one["probability"])) for one in got["classes"]] == list(
-        wanted.classes
-    )
+    assert [(one["label"], pytest.approx(one["probability"])) for one in got["classes"]] == list(wanted.classes)
     assert got["value"] is None
 
 
@@ -112,9 +104,7 @@ def test_answer(client: TestClient, predictors: dict[str, Any]) -> None:
     got = client.post("/answer", json={"question": question, "context": context, "n_best": 3}).json()
     wanted = predictors["answer"].answer(question, context, 3)
     spans = [got, *got["alternatives"]]
-    assert [(one["answer"], one["start"]) for one in spans] == [
-        (one.text, one.start) for one, _ in wanted.answers
-    ]
+    assert [(one["answer"], one["start"]) for one in spans] == [(one.text, one.start) for one, _ in wanted.answers]
     assert [one["probability"] for one in spans] == pytest.approx([share for _, share in wanted.answers])
     assert all(context[one["start"] : one["end"]] == one["answer"] for one in spans)
 
@@ -168,17 +158,12 @@ def test_attend_gives_the_answer_and_a_page_of_its_maps(client: TestClient, name
     page = client.get(told["attention_url"])
     assert page.headers["content-type"].startswith("text/html")
     if name == "translate":  # the maps are of what was said
-        assert (
-            told["prediction"]["translation"]
-            in client.get(f"{told['attention_url']}manifest.json").json()["title"]
-        )
+        assert told["prediction"]["translation"] in client.get(f"{told['attention_url']}manifest.json").json()["title"]
     assert f"{told['attention_url']}viewer.js" in page.text
     manifest = client.get(f"{told['attention_url']}manifest.json").json()
     rows, cols = manifest["data"][0]["layers"][0]["shape"]
     asked = {"layer": 0, "head": 0, "rows": f"0,{rows}", "cols": f"0,{cols}"}
-    weights = unpack(
-        client.get(f"{told['attention_url']}tiles", params={**asked, "quantity": "weights"}).content
-    )
+    weights = unpack(client.get(f"{told['attention_url']}tiles", params={**asked, "quantity": "weights"}).content)
     assert weights.shape == (rows, cols)
     assert np.allclose(weights.sum(1), 1, atol=1e-4)
     assert client.get(f"{told['attention_url']}tiles", params={**asked, "layer": 99}).status_code == 400
@@ -306,9 +291,7 @@ def test_figures_count(services: dict[str, Any]) -> None:
     ],
     ids=lambda value: repr(value[:40]) if isinstance(value, bytes) else "",
 )
-def test_a_bad_request_is_answered_with_its_fault(
-    client: TestClient, body: bytes, status: int, said: str
-) -> None:
+def test_a_bad_request_is_answered_with_its_fault(client: TestClient, body: bytes, status: int, said: str) -> None:
     for path in ("/translate", "/attend/translate", "/translate/stream"):
         got = client.post(path, content=body, headers={"Content-Type": "application/json"})
         assert got.status_code == status, got.text
@@ -317,9 +300,7 @@ def test_a_bad_request_is_answered_with_its_fault(
     assert client.post("/translate", json={"text": "we walk"}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "x"]
-)
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "x"])
 def test_what_is_not_called_json(client: TestClient, kind: str) -> None:
     got = client.post("/translate", content=b'{"text": "a"}', headers={"Content-Type": kind})
     assert 400 <= got.status_code < 500

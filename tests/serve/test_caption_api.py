@@ -119,9 +119,7 @@ def test_the_work_is_places_times_hypotheses(captioner: Any, caption_service: An
     asked = caption_service.request_type
     places = captioner.grid_size[0] * captioner.grid_size[1]
     assert caption_service.estimate_tokens(asked(image=GOOD, beam_size=2)) == 2 * places
-    assert (
-        caption_service.estimate_tokens(asked(image=GOOD)) == captioner.run.recipe.decode.beam_size * places
-    )
+    assert caption_service.estimate_tokens(asked(image=GOOD)) == captioner.run.recipe.decode.beam_size * places
     assert caption_service.estimate_tokens(asked(image=GOOD, n_best=7)) == 7 * places
 
 
@@ -254,9 +252,7 @@ def test_what_a_page_from_elsewhere_could_send_is_not_read(client: TestClient, k
 
 
 def test_limits_are_those_of_the_server(captioner: Any) -> None:
-    service = get_service_type("caption")(
-        captioner, RequestLimits(max_image_bytes=len(GOOD), max_image_pixels=96 * 96)
-    )
+    service = get_service_type("caption")(captioner, RequestLimits(max_image_bytes=len(GOOD), max_image_pixels=96 * 96))
     limits = ServerLimits(request_limits=service.request_limits)
     with TestClient(build_app({"see": service}, limits), raise_server_exceptions=False) as client:
         assert client.post("/caption", content=GOOD, headers=PNG).status_code == 200
@@ -271,9 +267,7 @@ def test_much_at_once_is_not_kept(caption_service: Any) -> None:
     """A server holds so many bytes of bodies; who comes then is told to come again."""
     import asyncio
 
-    made = build_app(
-        {"see": caption_service}, ServerLimits(max_body_bytes=1 << 20, max_total_body_bytes=1 << 20)
-    )
+    made = build_app({"see": caption_service}, ServerLimits(max_body_bytes=1 << 20, max_total_body_bytes=1 << 20))
     part = bytes(600_000)
 
     async def two() -> list[int]:

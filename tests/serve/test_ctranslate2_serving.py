@@ -45,9 +45,7 @@ def quick() -> CTranslate2TranslationPredictor:
 
 @pytest.fixture
 def running(quick: CTranslate2TranslationPredictor, serving: Any) -> RunningServer:
-    return serving(
-        {"numbers": TranslationService(quick, RequestLimits())}, ServerLimits(max_batch_delay=0.05)
-    )  # type: ignore[no-any-return]
+    return serving({"numbers": TranslationService(quick, RequestLimits())}, ServerLimits(max_batch_delay=0.05))  # type: ignore[no-any-return]
 
 
 def test_many_are_answered_together_as_one_by_one(
@@ -57,9 +55,7 @@ def test_many_are_answered_together_as_one_by_one(
     expected = [one.translation for one in quick.predict(texts, quick_search(2))]
 
     def ask(text: str) -> str:
-        said: str = http.post(f"{running.url}/translate", json={"text": text, "beam_size": 2}).json()[
-            "translation"
-        ]
+        said: str = http.post(f"{running.url}/translate", json={"text": text, "beam_size": 2}).json()["translation"]
         return said
 
     with ThreadPoolExecutor(24) as threads:

@@ -63,9 +63,7 @@ def test_broken_off_while_the_work_goes_on(serving: Any, echo: Echo) -> None:
     echo.open.clear()
     for path in (b"/echo", b"/echo/stream") * 20:
         cut(running, HEAD % (path, len(BODY)) + BODY, reset=False)
-    until(
-        lambda: figure(running, 'jumok_http_requests_total{path="/echo') == 40
-    )  # all were there, and have left
+    until(lambda: figure(running, 'jumok_http_requests_total{path="/echo') == 40)  # all were there, and have left
     until(lambda: waiting(running) == 0)  # out of the queue, though nothing was computed
     until(lambda: not running.server.server_state.connections)
     assert echo.finished == []

@@ -190,9 +190,7 @@ def test_small_requests_are_tokenized_on_the_event_loop(
     serving: Any, echo: Echo, monkeypatch: Any, characters: int, thread: str
 ) -> None:
     threads = []
-    monkeypatch.setattr(
-        echo, "estimate_tokens", lambda asked: threads.append(threading.current_thread()) or 1
-    )
+    monkeypatch.setattr(echo, "estimate_tokens", lambda asked: threads.append(threading.current_thread()) or 1)
     running = serving({"echo": echo})
     assert http.post(f"{running.url}/echo", json={"text": "x" * characters}).status_code == 200
     assert ["event loop" if one is running.thread else one.name for one in threads] == [thread]
@@ -216,9 +214,7 @@ def test_a_full_garbage_collection_does_not_traverse_the_models(monkeypatch: Any
 
 
 def test_a_translation_has_a_limit_of_work(services: Any) -> None:
-    service = type(services["translate"])(
-        services["translate"].predictor, RequestLimits(max_decode_tokens=400)
-    )
+    service = type(services["translate"])(services["translate"].predictor, RequestLimits(max_decode_tokens=400))
     text = "we walk " * 30
     tokens = service.predictor.count_tokens(text)
     assert 134 <= tokens <= 200

@@ -66,10 +66,7 @@ def test_a_list_has_one_error_however_many_items_are_wrong() -> None:
         with pytest.raises(ValidationError) as refused:
             SpeechRequest.model_validate({"text": "a", "style_weights": weights})
         assert refused.value.error_count() == 1
-    assert (
-        SpeechRequest.model_validate({"text": "a", "style_weights": [0.1] * 1024}).style_weights
-        == [0.1] * 1024
-    )
+    assert SpeechRequest.model_validate({"text": "a", "style_weights": [0.1] * 1024}).style_weights == [0.1] * 1024
 
 
 def test_the_largest_requests_within_the_bounds_are_read() -> None:
@@ -131,9 +128,7 @@ def test_no_bomb_holds_up_the_others(serving: Any, speak_service: Any, services:
 
     with ThreadPoolExecutor(4) as threads:
         watching = threads.submit(watch)
-        bombs = [
-            (path, body) for body in (MANY_KEYS, MANY_ITEMS, MANY_LISTS) for path in ("/speak", "/translate")
-        ]
+        bombs = [(path, body) for body in (MANY_KEYS, MANY_ITEMS, MANY_LISTS) for path in ("/speak", "/translate")]
         statuses = list(threads.map(lambda one: send(*one), bombs))
         ended.set()
         watching.result()

@@ -62,15 +62,11 @@ def head(length: int, path: str = "/echo", more: str = "") -> bytes:
 
 
 def test_many_requests_are_answered_in_few_batches_as_one_by_one(serving: Any, services: Any) -> None:
-    running = serving(
-        {"translate": services["translate"], "tag": services["tag"]}, ServerLimits(max_batch_delay=0.05)
-    )
+    running = serving({"translate": services["translate"], "tag": services["tag"]}, ServerLimits(max_batch_delay=0.05))
     texts = [SENTENCES[n % 4] for n in range(32)]
 
     def ask(text: str) -> tuple[str, list[str]]:
-        said = http.post(f"{running.url}/translate", json={"text": text, "beam_size": 2}).json()[
-            "translation"
-        ]
+        said = http.post(f"{running.url}/translate", json={"text": text, "beam_size": 2}).json()["translation"]
         return said, http.post(f"{running.url}/tag", json={"text": text}).json()["tags"]
 
     def count(model: str, kind: str) -> float:
@@ -244,9 +240,7 @@ def test_slow_and_half_sent_requests_end(serving: Any, echo: Echo) -> None:
         assert answer_of(nonsense).startswith("HTTP/1.1 400")
     with running.connected(head(50) + b"x"):
         pass  # gone in the middle
-    with httpx2.Client(
-        verify=False
-    ) as kept:  # a connection may rest between requests as long as uvicorn lets it
+    with httpx2.Client(verify=False) as kept:  # a connection may rest between requests as long as uvicorn lets it
         for _ in range(2):
             assert kept.post(f"{running.url}/echo", json={"text": "fine"}).json() == {"text": "fine"}
             time.sleep(0.2)
@@ -341,9 +335,7 @@ def test_maps_take_no_threads_from_others(serving: Any, services: Any, monkeypat
     running = serving({"tag": services["tag"]})
     look = http.post(f"{running.url}/attend/tag", json={"text": "Anna"}).json()["attention_url"]
     opened, computing = threading.Event(), page._TileCache.get_or_compute
-    monkeypatch.setattr(
-        page._TileCache, "get_or_compute", lambda *given: opened.wait(20) and computing(*given)
-    )
+    monkeypatch.setattr(page._TileCache, "get_or_compute", lambda *given: opened.wait(20) and computing(*given))
     ask = f"GET {look}tiles?layer=0&head=0&rows=0,1&cols=0,%d HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with contextlib.ExitStack() as some:
         tiles = [some.enter_context(running.connected((ask % n).encode())) for n in range(1, 160)]
@@ -409,9 +401,7 @@ def test_the_command(runs: dict[str, Path], tmp_path: Path) -> None:
             found = re.fullmatch(r"(http://127\.0\.0\.1:\d+)/translate   ours\n", lines[0])
             assert found, (lines, (tmp_path / "errors").read_text())
             assert lines[1] == f"{found[1]}/tag   tag\n"
-            with httpx2.Client(
-                base_url=found[1], headers={"Authorization": "Bearer secret"}, verify=False
-            ) as client:
+            with httpx2.Client(base_url=found[1], headers={"Authorization": "Bearer secret"}, verify=False) as client:
                 until(lambda: _answers(client), 20)
                 assert client.post("/translate", json={"text": "we walk"}).status_code == 200
                 assert client.post("/tag", json={"text": "Anna", "model": "ours"}).status_code == 404

@@ -192,9 +192,7 @@ def test_a_small_file_of_many_samples_is_not_unpacked(voice: Any) -> None:
     file = io.BytesIO()
     soundfile.write(file, np.zeros((29 * 44_100, 8), np.int16), 44_100, format="FLAC")
     service = get_service_type("speak")(voice, RequestLimits(max_audio_samples=10_000_000))
-    with TestClient(
-        build_app({"voice": service}, ServerLimits(request_limits=service.request_limits))
-    ) as client:
+    with TestClient(build_app({"voice": service}, ServerLimits(request_limits=service.request_limits))) as client:
         got = client.post("/speak", json={"text": "six", "style_audio": coded(file.getvalue())})
     assert got.status_code == 413
     assert "10231200 samples; the limit is 10000000" in got.json()["error"]

@@ -95,9 +95,7 @@ def answers(path: str, answer: Any, status: int = 200, headers: dict[str, str] |
     """Have the page believe that the server says this."""
 
     def before(shown: Any) -> None:
-        shown.route(
-            f"**/{path}", lambda route: route.fulfill(status=status, json=answer, headers=headers or {})
-        )
+        shown.route(f"**/{path}", lambda route: route.fulfill(status=status, json=answer, headers=headers or {}))
         shown.route("**/attend/*", lambda route: route.fulfill(status=422, json={"error": "nothing to see"}))
 
     return before
@@ -351,8 +349,7 @@ def test_other_answers_are_marked_when_they_are_chosen(opened: Open) -> None:
     spans = [(0, 4, 0.7), (14, 19, 0.2), (0, 0, 0.1)]
     context = "Anna lives in Seoul"
     first, *others = (
-        {"answer": context[begin:end], "start": begin, "end": end, "probability": share}
-        for begin, end, share in spans
+        {"answer": context[begin:end], "start": begin, "end": end, "probability": share} for begin, end, share in spans
     )
     shown = opened(
         f"#model=answer&context={quote(context)}&question=who&n_best=3",
@@ -530,9 +527,7 @@ def test_in_the_dark(opened: Open) -> None:
 
 
 def test_the_files_and_what_they_may_do(echo: Echo) -> None:
-    with TestClient(
-        build_app({"echo": echo}, auth_token="x")
-    ) as client:  # no token is needed to see the page
+    with TestClient(build_app({"echo": echo}, auth_token="x")) as client:  # no token is needed to see the page
         got = client.get("/")
         policy = got.headers["content-security-policy"]
         assert "default-src 'none'" in policy

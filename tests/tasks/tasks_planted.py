@@ -20,8 +20,7 @@ def pairs(count: int, seed: int = 0, longest: int = 9) -> list[TranslationExampl
     chance = random.Random(seed)
     made = [chance.choices(WORDS, k=chance.randint(1, longest)) for _ in range(count)]
     return [
-        TranslationExample(" ".join(one), " ".join(reversed(one)).upper(), f"made:{n}")
-        for n, one in enumerate(made, 1)
+        TranslationExample(" ".join(one), " ".join(reversed(one)).upper(), f"made:{n}") for n, one in enumerate(made, 1)
     ]
 
 

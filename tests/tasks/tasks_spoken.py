@@ -32,7 +32,12 @@ SIZES = [
     "model.prenet_widths=[8, 8]",
     "model.decoder_width=8",
 ]
-SIZES += ["model.attention_width=8", "model.postnet_width=8", "model.location_filters=2", "model.location_kernel_size=3"]
+SIZES += [
+    "model.attention_width=8",
+    "model.postnet_width=8",
+    "model.location_filters=2",
+    "model.location_kernel_size=3",
+]
 SIZES += ["model.style.conv_channels=[2, 3, 4]", "model.style.width=8", "model.style.num_heads=2"]
 
 

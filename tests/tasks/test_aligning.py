@@ -54,9 +54,7 @@ def test_the_view_that_looks_at_the_translation_is_chosen_by_agreement(both: Wor
 
 
 @pytest.mark.parametrize("view", [AlignmentView(0, 0, True), AlignmentView(1, 2, False)])
-def test_with_one_direction_it_is_chosen_by_consistency(
-    view: AlignmentView, word_runs: dict[str, Run]
-) -> None:
+def test_with_one_direction_it_is_chosen_by_consistency(view: AlignmentView, word_runs: dict[str, Run]) -> None:
     aligner = WordAligner(planted(word_runs["forth"], view))
     chosen = aligner.select_views(pairs(250))
     assert (chosen.forward, chosen.backward) == (view, None)
@@ -73,9 +71,7 @@ def test_few_pairs_are_joined_by_the_validation_data(both: WordAligner) -> None:
     assert f"on {1 + valid} pairs" in str(chosen)
 
 
-def test_without_validation_data_the_pairs_alone_tell(
-    both: WordAligner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_validation_data_the_pairs_alone_tell(both: WordAligner, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_: object) -> None:
         raise InputError("it is gone")
 
@@ -140,9 +136,7 @@ def test_the_two_directions_are_made_one_as_asked(both: WordAligner) -> None:
     chosen = SelectedAlignmentViews(AlignmentView(0, 0), AlignmentView(1, 1), "")  # views that look anywhere
     some = pairs(5)
     for name, symmetry in SYMMETRIZATIONS.items():
-        for one, (forth, back) in zip(
-            both.align(some, chosen, symmetry), both.compute_maps(some, chosen), strict=True
-        ):
+        for one, (forth, back) in zip(both.align(some, chosen, symmetry), both.compute_maps(some, chosen), strict=True):
             assert back is not None
             assert (one.forward_links, one.backward_links) == (
                 argmax_links(forth),
@@ -191,15 +185,11 @@ def test_links_count_the_words_that_came_not_the_prepared_ones(tmp_path: Path) -
     pieces = loaded.tokenizers.target.ids_to_tokens(text.token_ids)
     assert "".join(pieces).replace("▁", " ").strip() == "le os de le chien ."
     assert text.num_words == 3
-    begin = {
-        piece: word for piece, word in zip(pieces, text.word_indices, strict=True) if piece.startswith("▁")
-    }
+    begin = {piece: word for piece, word in zip(pieces, text.word_indices, strict=True) if piece.startswith("▁")}
     assert text.word_indices == sorted(text.word_indices)
     assert (text.word_indices[0], begin["▁de"], text.word_indices[-1]) == (0, 1, 2)
     aligner = WordAligner(loaded)
-    [found] = aligner.align(
-        [TranslationExample("The dog's bone.", "L'os du chien.", "")], only(AlignmentView(0))
-    )
+    [found] = aligner.align([TranslationExample("The dog's bone.", "L'os du chien.", "")], only(AlignmentView(0)))
     assert {target for _, target in found.links} == {0, 1, 2}
     assert {source for source, _ in found.links} <= {0, 1, 2}
 
@@ -229,9 +219,7 @@ def test_links_are_those_of_the_translator_itself(name: str, request: pytest.Fix
 def test_models_that_cannot_align_are_refused(word_runs: dict[str, Run]) -> None:
     with pytest.raises(InputError, match="no attention"):
         WordAligner(tasks_base.load_predictor(word_runs["fixed"], "cpu"))
-    with pytest.raises(
-        InputError, match=r"forth translates low to high, as .*; the reverse goes from high to low"
-    ):
+    with pytest.raises(InputError, match=r"forth translates low to high, as .*; the reverse goes from high to low"):
         WordAligner(
             tasks_base.load_predictor(word_runs["forth"], "cpu"), tasks_base.load_predictor(word_runs["forth"], "cpu")
         )
@@ -266,9 +254,7 @@ def test_a_text_that_preparing_leaves_nothing_of_has_no_links(word_runs: dict[st
         TranslationExample("ba", "\u0301", ""),
         TranslationExample("\u0301", "\u0301", ""),
     ]
-    assert [one.links for one in WordAligner(forth).align(some, only(AlignmentView(0, 0)))] == [
-        frozenset()
-    ] * 3
+    assert [one.links for one in WordAligner(forth).align(some, only(AlignmentView(0, 0)))] == [frozenset()] * 3
 
 
 def test_a_pair_that_learned_positions_do_not_reach_is_told(word_runs: dict[str, Run]) -> None:

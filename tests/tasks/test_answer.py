@@ -92,9 +92,7 @@ def test_lines_that_cannot_be_answered(run: Run, line: str, told: str) -> None:
 
 def test_bars_do_for_a_tab(run: Run) -> None:
     reader = tasks_base.load_predictor(run, "cpu")
-    tabbed, barred = reader.predict(
-        ["who?\tAnna lives in Busan", "who? ||| Anna lives in Busan"], NBestOptions()
-    )
+    tabbed, barred = reader.predict(["who?\tAnna lives in Busan", "who? ||| Anna lives in Busan"], NBestOptions())
     assert barred.answers == tabbed.answers
 
 
@@ -174,9 +172,7 @@ def test_answers_in_decomposed_text_are_whole(form: str) -> None:
     learned = WordPieceTokenizer.train(["나는 학교에 갔다 café naïve über the end"] * 5, vocab_size=300)
     words = ["나는", "café", "naïve", "the", "학교", "über"]
     context = unicodedata.normalize(form, " ".join(words))
-    asked = EncodedQuestion(
-        AnswerExample("?", context, (), "", "", ""), [], learned.encode_with_offsets(context), []
-    )
+    asked = EncodedQuestion(AnswerExample("?", context, (), "", "", ""), [], learned.encode_with_offsets(context), [])
     owners = asked.context_pieces.word_ids
     begin = 0
     for number, word in enumerate(unicodedata.normalize(form, one) for one in words):

@@ -21,11 +21,12 @@ from tasks_labelled import filler, pair, question, sentence, squad, table, tagge
 from tasks_small import trained as translating
 from typer.testing import CliRunner
 
-from jumok import InputError, recipe, tasks
+from jumok import InputError, recipe
 from jumok.cli.app import app
 from jumok.export import onnx
 from jumok.inference import engines, onnx_engine
 from jumok.run import Run
+from jumok.tasks import base as tasks_base
 from jumok.tasks import build_task
 from jumok.tasks.translate.predictor import TranslationOptions
 
@@ -37,7 +38,7 @@ FEW: dict[str, Any] = {"train": {"max_epochs": None, "max_steps": 3, "warmup_ste
 WORDY = [
     "model.embedding_width=7",
     "model.width=5",
-    "model.attention=11",
+    "model.attention_width=11",
     "model.num_bigrams=50",
     "train.max_steps=3",
 ]
@@ -54,7 +55,7 @@ def made(kind: str, folder: Path) -> tuple[Run, list[str]]:
     lines = ["good", "a good film of a sort " * 3, "it ."]
     if kind == "pairs":
         data |= {"train": table(folder / "x.tsv", "text\tother\tlabel", [pair(chance) for _ in range(60)])}
-        run = trained(folder / "run", "classify", {**data, "pair": "other"}, **FEW)
+        run = trained(folder / "run", "classify", {**data, "pair_column": "other"}, **FEW)
         return run, ["he is old ||| he is young", "a ||| b", "the long text here ||| x"]
     if kind == "tag":
         data |= {"train": tagged(folder / "x.txt", [sentence(chance) for _ in range(60)]), "tag_scheme": "iob1"}
@@ -69,13 +70,13 @@ def made(kind: str, folder: Path) -> tuple[Run, list[str]]:
         (folder / "x.txt").write_text(text, encoding="utf-8")
         small = [
             "model.width=8",
-            "model.layers=2",
+            "model.num_layers=2",
             "model.num_heads=2",
             "model.feed_forward_width=16",
             "tokenizer.vocab_size=150",
         ]
         small += [
-            "model.positions=64",
+            "model.max_positions=64",
             "masking.sequence_length=32",
             "data.held_out_size=9",
             "train.batch_tokens=512",
@@ -89,11 +90,11 @@ def made(kind: str, folder: Path) -> tuple[Run, list[str]]:
         small += ["train.tensorboard=false", "train.warmup_steps=1", "train.max_steps=2"]
         small += [f"data.train={folder / 'x.txt'}"]
         run = Run.create_or_resume(folder / "run", recipe.load("bert/default", small))
-        tasks.tasks_base.train(build_task(run), QUIET)
+        tasks_base.train(build_task(run), QUIET)
         return run, ["one [MASK] three", "[MASK] ||| six seven [MASK] nine .", "one ||| two"]
     if kind in ("self_attentive", "hierarchical"):
         run = Run.create_or_resume(folder / "run", recipe.load(f"{kind}/default", WORDY))
-        tasks.tasks_base.train(build_task(run), QUIET)
+        tasks_base.train(build_task(run), QUIET)
         return run, DOCUMENTS
     run = translating(folder / "run", kind)
     return run, ["the dog sees a cat", "he goes", "", "the old man goes to the house and sees the cat"]
@@ -108,9 +109,9 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """A run, lines for it, and its export."""
     folder = tmp_path_factory.mktemp(request.param)
     run, lines = made(request.param, folder)
-    done = CliRunner().invoke(app, ["export", str(run.folder), str(folder / "out"), "--to", "onnx"])
+    done = CliRunner().invoke(app, ["export", str(run.folder), str(folder / "out"), "--format", "onnx"])
     assert done.exit_code == 0, done.output
-    assert "says what PyTorch says" in done.output
+    assert "its outputs differ from PyTorch by at most" in done.output
     return run, lines, folder / "out"
 
 
@@ -122,31 +123,25 @@ def kept(exported: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def search(run: Run, **asked: Any) -> Any:
-    return (
-        TranslationOptions(**asked)
-        if run.recipe.task == "translate"
-        else tasks.get_task_module(run.recipe.task).Search(**asked)
-    )
+    return build_task(run).options_type(**asked)
 
 
 def test_an_engine_says_what_pytorch_says(kept: Any) -> None:
     run, lines, _ = kept
-    usual, engine = tasks.tasks_base.load_predictor(run, "cpu"), onnx_engine.load(run, "cpu")
-    for asked in [{}, {"n_best": 3}, {"beam": 1}]:
-        if "beam" in asked and run.recipe.task != "translate":
+    usual, engine = tasks_base.load_predictor(run, "cpu"), onnx_engine.load(run, "cpu")
+    for asked in [{}, {"n_best": 3}, {"beam_size": 1}]:
+        if "beam_size" in asked and run.recipe.task != "translate":
             continue
         if "n_best" in asked and run.recipe.task == "tag":
             continue
         wanted, said = (list(one.predict(lines, search(run, **asked))) for one in (usual, engine))
         for one, two in zip(wanted, said, strict=True):
-            texts = ([*some.lines(n_best=False, alignments=False, as_json=True)] for some in (one, two))
+            texts = ([*some.to_lines(n_best=False, alignments=False, as_json=True)] for some in (one, two))
             for left, right in zip(*texts, strict=True):
                 same(json.loads(left), json.loads(right))
     if run.recipe.task != "translate":
-        given = (
-            re.split(r"\s*\|\|\|\s*|\t", lines[0]) if run.recipe.task in ("classify", "answer") else lines[:1]
-        )
-        assert engine.length(*given) == usual.length(*given)
+        given = re.split(r"\s*\|\|\|\s*|\t", lines[0]) if run.recipe.task in ("classify", "answer") else lines[:1]
+        assert engine.count_tokens(*given) == usual.count_tokens(*given)
 
 
 def same(left: Any, right: Any) -> None:
@@ -166,27 +161,25 @@ def same(left: Any, right: Any) -> None:
 
 def test_an_engine_shows_where_the_model_looked(kept: Any, tmp_path: Path) -> None:
     run, lines, _ = kept
-    usual, engine = tasks.tasks_base.load_predictor(run, "cpu"), onnx_engine.load(run, "cpu")
-    [wanted], [said] = usual.look(lines[0]), engine.look(lines[0])
+    usual, engine = tasks_base.load_predictor(run, "cpu"), onnx_engine.load(run, "cpu")
+    [wanted], [said] = usual.build_viewer_data(lines[0]), engine.build_viewer_data(lines[0])
     assert said.title == wanted.title
     assert [one.name for one in said.layers] == [one.name for one in wanted.layers]
     if run.recipe.task == "translate":
         one, two = (some.translate(lines[0]) for some in (usual, engine))
-        assert one.links == two.links
-        assert one.links
-    if hasattr(engine, "documents"):
-        one, two = (some.documents(lines[2:])[0] for some in (usual, engine))
+        assert one.alignment == two.alignment
+        assert one.alignment
+    if hasattr(engine, "highlight_texts"):
+        one, two = (some.highlight_texts(lines[2:])[0] for some in (usual, engine))
         np.testing.assert_allclose(one.weights, two.weights, atol=1e-5)
-    [prediction] = engine.predict(lines[:1], search(run), align=True)
-    assert engine.draw(prediction, tmp_path / "map.png").stat().st_size > 1000
+    [prediction] = engine.predict(lines[:1], search(run), with_attention=True)
+    assert engine.draw_attention(prediction, tmp_path / "map.png").stat().st_size > 1000
 
 
 def alone(code: str, folder: Path) -> str:
     """What a program prints that can import neither jumok nor PyTorch."""
     code = f"import sys; sys.modules['jumok'] = sys.modules['torch'] = None\n{code}"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -196,22 +189,21 @@ def test_the_readme_is_all_that_one_needs(exported: Any) -> None:
     text = (folder / "README.md").read_text(encoding="utf-8")
     [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     said = alone(code, folder)
-    reader = tasks.tasks_base.load_predictor(run, "cpu")
+    reader = tasks_base.load_predictor(run, "cpu")
     if run.recipe.task == "translate":
         assert (
-            said
-            == reader.translate("this is an example sentence", TranslationOptions(beam_size=1)).text.strip()
+            said == reader.translate("this is an example sentence", TranslationOptions(beam_size=1)).translation.strip()
         )
     elif run.recipe.task == "classify":
         given = ["He is old. ||| He is young."]
-        if run.recipe.data.pair is None:
+        if run.recipe.data.pair_column is None:
             text = "The plot is thin. I loved it."
-            given = [text if run.recipe.model.kind == "hierarchical" else "a film that makes you happy"]
+            given = [text if run.recipe.model.type == "hierarchical" else "a film that makes you happy"]
         [wanted] = reader.predict(given, search(run))
         label, share = said.splitlines()[0].split()[-2:]
         assert label == wanted.label
         assert float(share) == pytest.approx(wanted.classes[0][1], abs=1e-4)
-        if run.recipe.model.kind == "bert":
+        if run.recipe.model.type == "bert":
             page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
             blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
             [code] = [one for one in blocks if "onnxruntime" in one]
@@ -226,14 +218,12 @@ def test_the_readme_is_all_that_one_needs(exported: Any) -> None:
         wanted = reader.answer("Where is Seoul?", "Seoul is the capital of Korea.")
         assert said == f"Where is Seoul? {wanted.answer.text}".strip()
     else:
-        wanted = reader.fill("the capital of france is [MASK] .").words[0]
+        wanted = reader.fill("the capital of france is [MASK] .").mask_predictions[0]
         assert {word for word, _ in wanted[:1]} <= set(eval(said))
 
 
 @pytest.mark.parametrize("exported", ["pairs"], indirect=True)  # one kind will do
-def test_files_are_made_once_for_each_weights(
-    exported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_made_once_for_each_weights(exported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, lines, folder = exported
     run = replace(run, folder=shutil.copytree(run.folder, tmp_path / "run"))
     asked = []
@@ -247,8 +237,8 @@ def test_files_are_made_once_for_each_weights(
     assert [*first.predict(lines, search(run))] == [*second.predict(lines, search(run))]
     assert len(asked) == 1
     [before] = engines.get_engine_cache_folder(run, "onnx").iterdir()
-    weights = load_file(run.weights)
-    save_file({name: x + 1 for name, x in weights.items()}, run.weights)  # trained further
+    weights = load_file(run.weights_path)
+    save_file({name: x + 1 for name, x in weights.items()}, run.weights_path)  # trained further
     onnx_engine.load(run, "cpu")
     [after] = engines.get_engine_cache_folder(run, "onnx").iterdir()
     assert len(asked) == 2
@@ -267,20 +257,18 @@ def test_maps_are_of_the_weights_that_were_loaded(
     made_before = [*folder.glob("*.onnx")]
     monkeypatch.setattr(onnx, "write_graphs", lambda _, new: [shutil.copy(path, new) for path in made_before])
     kept, engine = onnx_engine.load(run, "cpu"), onnx_engine.load(run, "cpu")
-    seen = kept.look(lines[0])
+    seen = kept.build_viewer_data(lines[0])
     expected = [*map(repr, engine.predict(lines, search(run)))]
     if deleted:
         shutil.rmtree(run.folder)
     else:
-        weights = load_file(run.weights)
-        save_file({name: x + 1 for name, x in weights.items()}, run.weights)
-    with pytest.raises(
-        engines.RunChangedError, match=r"were changed or deleted after it was loaded"
-    ) as refused:
-        engine.look(lines[0])
+        weights = load_file(run.weights_path)
+        save_file({name: x + 1 for name, x in weights.items()}, run.weights_path)
+    with pytest.raises(engines.RunChangedError, match=r"were changed or deleted after it was loaded") as refused:
+        engine.build_viewer_data(lines[0])
     assert str(tmp_path) not in str(refused.value)
     assert [*map(repr, engine.predict(lines, search(run)))] == expected
-    assert len(kept.look(lines[0])) == len(seen)  # those that were loaded before stay
+    assert len(kept.build_viewer_data(lines[0])) == len(seen)  # those that were loaded before stay
 
 
 def test_what_has_no_graph_is_told(transformer: Run, tmp_path: Path) -> None:
@@ -293,7 +281,7 @@ def test_what_has_no_graph_is_told(transformer: Run, tmp_path: Path) -> None:
 
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, bahdanau: Run) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(InputError, match="left alone"):
+    with pytest.raises(InputError, match="not an earlier export"):
         onnx.export_onnx(bahdanau, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 

@@ -118,7 +118,11 @@ def test_hard_attention_looks_at_one_place_and_learns(tmp_path: Path) -> None:
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     """With pictures that look other at every epoch."""
-    more = ["data.builtin_size=20", "train.schedule=constant", "data.augmentation={min_crop_area: 0.6, horizontal_flip: true}"]
+    more = [
+        "data.builtin_size=20",
+        "train.schedule=constant",
+        "data.augmentation={min_crop_area: 0.6, horizontal_flip: true}",
+    ]
     straight = trained(tmp_path / "one", small("captioner", *more, "train.max_steps=7"))
     trained(tmp_path / "two", small("captioner", *more, "train.max_steps=4"))
     stopped = trained(tmp_path / "two", small("captioner", *more, "train.max_steps=7"))
@@ -186,11 +190,10 @@ def test_what_is_left_out_of_other_data_is_told_too(tmp_path: Path, table: Path)
     broken = folder_of(tmp_path / "broken", 4, broken=(1, 2))
     chosen = [f"data.train={table}", f"data.valid={broken}", f"data.test={table}", "data.on_error=skip"]
     told = io.StringIO()
-    tasks_base.train(build_task(Run.create_or_resume(tmp_path / "run", small("captioner", *chosen))), Console(file=told, width=300)
+    tasks_base.train(
+        build_task(Run.create_or_resume(tmp_path / "run", small("captioner", *chosen))), Console(file=told, width=300)
     )
-    assert (
-        f"Of the valid data, 2 skipped: 2 × a damaged image (first: {broken}:2 1.png)" in told.getvalue()
-    )
+    assert f"Of the valid data, 2 skipped: 2 × a damaged image (first: {broken}:2 1.png)" in told.getvalue()
 
 
 def test_all_captions_of_all_pictures_are_learned_from(tmp_path: Path, table: Path) -> None:
@@ -292,9 +295,7 @@ def test_pictures_of_any_shape_and_format_are_described(barely: CaptionPredictor
     assert [one.index for one in together] == [0, 1, 2]
 
 
-def test_pictures_by_a_table_a_list_and_inside_a_tar(
-    tmp_path: Path, table: Path, barely: CaptionPredictor
-) -> None:
+def test_pictures_by_a_table_a_list_and_inside_a_tar(tmp_path: Path, table: Path, barely: CaptionPredictor) -> None:
     with inputs.read_chunks(str(table)) as some:
         [names] = some
     assert names == [str(table.parent / f"{n}.png") for n in range(12)]
@@ -332,9 +333,7 @@ def test_pictures_by_objects_in_their_order_and_one_that_is_missing(
     rows += [{"id": 6, "image": "3.png"}]
     given = table.parent / "some.jsonl"
     given.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    job = batch_inference.InferenceJob(
-        barely.run, CaptionOptions(beam_size=1), device="cpu", skip_invalid=True
-    )
+    job = batch_inference.InferenceJob(barely.run, CaptionOptions(beam_size=1), device="cpu", skip_invalid=True)
     batch_inference.run_inference(job, str(given), tmp_path / "out.jsonl")
     found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [one.get("id") for one in found] == ["x", None, 6]

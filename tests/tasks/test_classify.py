@@ -66,9 +66,7 @@ def test_of_weights_that_score_the_same_the_loss_decides(run: Run) -> None:
     assert (report.select_by, report.tie_breaker) == ("accuracy", "loss")
     said = reader.predict([one.text for one in examples], NBestOptions(n_best=2))
     names, number = reader.task.label_set.names, reader.task.label_set.index
-    shares = [
-        dict(one.classes)[names[number(wanted.label)]] for one, wanted in zip(said, examples, strict=True)
-    ]
+    shares = [dict(one.classes)[names[number(wanted.label)]] for one, wanted in zip(said, examples, strict=True)]
     assert report.metrics["loss"] == pytest.approx(-np.log(shares).mean(), rel=1e-4)
     # Less sure of the same answers: a score as good, and worse weights.
     with torch.no_grad():
@@ -180,10 +178,16 @@ def test_steps_are_those_of_transformers(run: Run, reviews: Path, tmp_path: Path
     transformers = pytest.importorskip("transformers")
     tasks_base.load_predictor(run, "cpu").export("hf", tmp_path / "hf")
     steps, rate, warmup, clip, decay = 7, 1e-3, 2, 2.85, 0.1
-    train = {"max_epochs": None, "max_steps": steps, "learning_rate": rate, "warmup_steps": warmup, "max_grad_norm": clip}
+    train = {
+        "max_epochs": None,
+        "max_steps": steps,
+        "learning_rate": rate,
+        "warmup_steps": warmup,
+        "max_grad_norm": clip,
+    }
     train |= {"optimizer": "adamw", "weight_decay": decay, "betas": [0.9, 0.999], "eps": 1e-6, "batch_tokens": 64}
     data = {"train": str(reviews), "held_out_size": 40}
-    begun = trained(tmp_path / "ours", "classify", data, **{"pretrained": str(tmp_path / "hf"), "train": train})
+    begun = trained(tmp_path / "ours", "classify", data, pretrained=str(tmp_path / "hf"), train=train)
     reader = tasks_base.load_predictor(begun, "cpu")
     use, settings = reader.task, begun.recipe.train
 
@@ -287,9 +291,7 @@ def test_look_and_draw(run: Run, tmp_path: Path) -> None:
     assert len(scene.layers) == 2
     assert scene.layers[0].row_labels == ["[CLS]", "the", "film", "was", "awful", "[SEP]"]
     assert scene.title.startswith("the film was awful  →  bad 0.9")
-    before, after = reader.build_viewer_data(
-        "the film was awful", ablations={"bert.layers.0.attention": [(0, 4)]}
-    )
+    before, after = reader.build_viewer_data("the film was awful", ablations={"bert.layers.0.attention": [(0, 4)]})
     assert before.label.startswith("before, bad 0.9")
     assert after.label.startswith("after, ")
     assert after.label.split(", ")[1] != before.label.split(", ")[1]
@@ -412,7 +414,9 @@ def test_windows_are_averaged(run: Run) -> None:
 
 def test_of_a_pair_the_longer_text_is_windowed(run: Run) -> None:
     use = BertClassificationTask(run)
-    use.recipe = replace(run.recipe, data=replace(run.recipe.data, on_overflow="window", window_stride=5, pair_column="b"))
+    use.recipe = replace(
+        run.recipe, data=replace(run.recipe.data, on_overflow="window", window_stride=5, pair_column="b")
+    )
     reader = tasks_base.load_predictor(run, "cpu")
     short, long = "the film", " ".join(["long"] * 45)
     [rows] = use.encode_rows([ClassificationExample(short, long, "1", "x:1")], reader.tokenizer, 40)
@@ -434,14 +438,12 @@ def test_to_begin_from_a_run_and_from_a_folder(run: Run, reviews: Path, tmp_path
     tasks_base.load_predictor(run, "cpu").export("hf", tmp_path / "hf")
     before = tasks_base.load_predictor(run, "cpu").model.bert.state_dict()
     for name, begin in (("run", str(run.folder)), ("folder", str(tmp_path / "hf"))):
-        begun = trained(tmp_path / name, "classify", data, **few, **{"pretrained": begin, "model": {"width": 64}})
+        begun = trained(tmp_path / name, "classify", data, **few, pretrained=begin, model={"width": 64})
         after = tasks_base.load_predictor(begun, "cpu").model
         assert after.bert.config.width == 32  # the run's, not the recipe's
         assert all(torch.allclose(x, before[name], atol=1e-6) for name, x in after.bert.state_dict().items())
         assert (begun.folder / "tokenizer.json").read_text() == (run.folder / "tokenizer.json").read_text()
-    scratch = trained(
-        tmp_path / "scratch", "classify", data, **few, **{"pretrained": str(run.folder), "random_init": True}
-    )
+    scratch = trained(tmp_path / "scratch", "classify", data, **few, pretrained=str(run.folder), random_init=True)
     new = tasks_base.load_predictor(scratch, "cpu").model.bert
     assert new.config.width == 32
     assert not torch.allclose(new.word_embedding.weight, before["word_embedding.weight"], atol=1e-3)
@@ -463,7 +465,7 @@ def test_to_begin_from_a_pretraining_run(reviews: Path, tmp_path: Path) -> None:
     tasks_base.train(build_task(before), QUIET)
     few = {"train": {"max_epochs": None, "max_steps": 1, "learning_rate": 1e-9, "warmup_steps": 0}}
     data = {"train": str(reviews), "held_out_size": 40}
-    run = trained(tmp_path / "run", "classify", data, **few, **{"pretrained": str(before.folder)})
+    run = trained(tmp_path / "run", "classify", data, **few, pretrained=str(before.folder))
     given = tasks_base.load_predictor(before, "cpu").model.bert.state_dict()
     for name, x in tasks_base.load_predictor(run, "cpu").model.bert.state_dict().items():
         assert torch.allclose(x, given[name], atol=1e-6), name
@@ -472,11 +474,11 @@ def test_to_begin_from_a_pretraining_run(reviews: Path, tmp_path: Path) -> None:
 def test_to_begin_from_what_is_not_there(reviews: Path, tmp_path: Path) -> None:
     data = {"train": str(reviews)}
     with pytest.raises(InputError, match="pretrained: nowhere: this is neither a run nor a Hugging Face folder"):
-        trained(tmp_path / "a", "classify", data, **{"pretrained": "nowhere"})
+        trained(tmp_path / "a", "classify", data, pretrained="nowhere")
     with pytest.raises(MissingExtra, match="pip install no-such-package"):
-        trained(tmp_path / "b", "classify", data, **{"pretrained": "package:no-such-package"})
+        trained(tmp_path / "b", "classify", data, pretrained="package:no-such-package")
     with pytest.raises(InputError, match="no model in this package"):
-        trained(tmp_path / "c", "classify", data, **{"pretrained": "package:json"})
+        trained(tmp_path / "c", "classify", data, pretrained="package:json")
     with pytest.raises(InputError, match="random_init: true"):
         trained(tmp_path / "d", "classify", data, random_init=True)
     with pytest.raises(InputError, match=r"data\.max_tokens is 50, and the model has 40 positions"):

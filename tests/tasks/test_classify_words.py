@@ -73,10 +73,7 @@ def test_the_deciding_sentence_is_found(reader: Any) -> None:
     assert kept["attention_hits"] >= 0.4 > 3 * kept["attention_hits_by_chance"]
     assert "mean_absolute_error" not in kept
     assert reader.classify(TEXT).label == "praise"
-    assert (
-        reader.classify(TEXT.replace("Overall", "Yesterday").replace("The soup", "Overall it")).label
-        == "blame"
-    )
+    assert reader.classify(TEXT.replace("Overall", "Yesterday").replace("The soup", "Overall it")).label == "blame"
 
 
 def test_documents_tell_where_it_looked(reader: Any) -> None:
@@ -112,11 +109,11 @@ def test_the_weights_are_those_that_watch_sees(reader: Any) -> None:
 
 def test_probabilities_of_words_are_those_of_the_text(reader: Any) -> None:
     [one] = reader.highlight_texts([TEXT])
-    sentences = [one.words[begin:end] for begin, end in zip(one.sentence_offsets, one.sentence_offsets[1:], strict=False)]
+    sentences = [
+        one.words[begin:end] for begin, end in zip(one.sentence_offsets, one.sentence_offsets[1:], strict=False)
+    ]
     names = list(reader.labels)
-    whole, without, nothing = reader.predict_probabilities(
-        [sentences, [sentences[0], [], sentences[2]], [[], [], []]]
-    )
+    whole, without, nothing = reader.predict_probabilities([sentences, [sentences[0], [], sentences[2]], [[], [], []]])
     assert dict(zip(names, whole, strict=True)) == pytest.approx(dict(one.class_probabilities), abs=1e-6)
     assert without[names.index("praise")] < 0.5 < whole[names.index("praise")]
     assert nothing.sum() == pytest.approx(1)

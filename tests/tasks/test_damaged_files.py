@@ -50,9 +50,7 @@ MADE: dict[str, Callable[[Path], Run]] = {
     "classify": lambda path: tasks_labelled.trained(path / "run", "classify", reviews(path), train=TRAIN),
     "words": a_classifier_of_words,
     "caption": lambda path: tasks_pictured.trained(path / "run", tasks_pictured.small("captioner")),
-    "speak": lambda path: tasks_spoken.trained(
-        path / "run", tasks_spoken.small("tacotron", "data.held_out_size=5")
-    ),
+    "speak": lambda path: tasks_spoken.trained(path / "run", tasks_spoken.small("tacotron", "data.held_out_size=5")),
 }
 DAMAGE: dict[str, bytes | None] = {
     "missing": None,

@@ -21,7 +21,7 @@ from jumok.inference import ctranslate2_engine, engines
 from jumok.inference.ctranslate2_engine import CTranslate2TranslationPredictor
 from jumok.run import Run
 from jumok.tasks.translate import metrics as translate_metrics
-from jumok.tasks.translate import task as translate_task
+from jumok.tasks.translate.config import TranslationDecodeConfig
 from jumok.tasks.translate.predictor import TranslationOptions, TranslationPrediction, TranslationPredictor
 
 pytest.importorskip("ctranslate2")
@@ -84,9 +84,7 @@ def test_a_beam_is_ranked_by_our_score(
     exact: CTranslate2TranslationPredictor,
     monkeypatch: Any,
 ) -> None:
-    decode = translate_task.TranslationDecodeConfig(
-        beam_size=3, length_penalty=penalty, coverage_penalty=coverage
-    )
+    decode = TranslationDecodeConfig(beam_size=3, length_penalty=penalty, coverage_penalty=coverage)
     monkeypatch.setattr(by_torch, "decode_config", decode)
     monkeypatch.setattr(exact, "decode_config", decode)
     ours, theirs = (list(one.predict(TEXTS[:25], TranslationOptions(n_best=3))) for one in (by_torch, exact))
@@ -107,9 +105,7 @@ def test_eight_bits_say_nearly_the_same(run: Run, by_torch: TranslationPredictor
     texts, references = zip(*sentences(150, seed=4), strict=True)
     metric = translate_metrics.build_bleu(run)
     ours, theirs = (
-        metric.score(
-            [said.translation for said in one.predict(texts, TranslationOptions())], references
-        ).value
+        metric.score([said.translation for said in one.predict(texts, TranslationOptions())], references).value
         for one in (by_torch, quick)
     )
     assert ours > 60
@@ -156,13 +152,13 @@ class Crowd:
         self.leaves, self.after = leaves, after
         self.said: dict[int, list[list[int]]] = {}
 
-    def gone(self, sentence: int) -> bool:
+    def is_cancelled(self, sentence: int) -> bool:
         return sentence == self.leaves and len(self.said.get(sentence, ())) >= self.after
 
-    def hears(self, sentence: int) -> bool:
+    def is_streaming(self, sentence: int) -> bool:
         return True
 
-    def heard(self, sentence: int, ids: Sequence[int]) -> None:
+    def on_tokens(self, sentence: int, ids: Sequence[int]) -> None:
         self.said.setdefault(sentence, []).append(list(ids))
 
 
@@ -198,13 +194,13 @@ def test_a_beam_is_not_heard(exact: CTranslate2TranslationPredictor) -> None:
 
 def test_maps_come_from_torch_which_is_loaded_for_them(run: Run, by_torch: TranslationPredictor) -> None:
     quick = engines.load_predictor(run, "ctranslate2", "cpu")
-    quick.length("one two three")
-    quick.translate("one two three", align=False)
+    quick.count_tokens("one two three")
+    quick.translate("one two three", with_attention=False)
     assert "model" not in vars(quick)
     found = quick.translate("one two three")
     assert "model" in vars(quick)
-    assert found.links == by_torch.translate("one two three").alignment
-    [scene] = quick.look("one two", "eins zwei")
+    assert found.alignment == by_torch.translate("one two three").alignment
+    [scene] = quick.build_viewer_data("one two", "eins zwei")
     assert scene.layers
 
 
@@ -214,9 +210,7 @@ def test_sampling_is_refused(exact: CTranslate2TranslationPredictor) -> None:
 
 
 def test_other_models_are_refused(bahdanau: Run) -> None:
-    with pytest.raises(
-        InputError, match=r"a seq2seq of the task translate: .*--engine onnx .* --engine torch"
-    ):
+    with pytest.raises(InputError, match=r"a seq2seq model for the task translate; .*--engine onnx, .* --engine torch"):
         engines.load_predictor(bahdanau, "ctranslate2", "cpu")
     assert not engines.get_engine_cache_folder(bahdanau, "ctranslate2").exists()
 
@@ -233,9 +227,7 @@ def test_a_device_that_is_none_is_refused(run: Run) -> None:
         engines.load_predictor(run, "ctranslate2", "tpu")
 
 
-def test_a_gpu_that_it_cannot_compute_on_is_told_at_the_start(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_it_cannot_compute_on_is_told_at_the_start(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     class Opened:
         """What CTranslate2 gives where CUDA's libraries are missing: nothing is amiss until it computes."""
 
@@ -303,8 +295,7 @@ def test_two_may_make_them_at_the_same_time(run: Run, tmp_path: Path) -> None:
         together.wait(10)
 
     threads = [
-        threading.Thread(target=lambda: found.append(engines.get_engine_files(mine, "some", make)))
-        for _ in "ab"
+        threading.Thread(target=lambda: found.append(engines.get_engine_files(mine, "some", make))) for _ in "ab"
     ]
     for one in threads:
         one.start()

@@ -42,9 +42,7 @@ class Counter:
 
     labels: tuple[str, ...] = ("bad", "good")
 
-    def __init__(
-        self, folder: Path, samples: Sequence[ClassificationExample], *, honest: bool = True
-    ) -> None:
+    def __init__(self, folder: Path, samples: Sequence[ClassificationExample], *, honest: bool = True) -> None:
         self.run = SimpleNamespace(folder=folder)
         self.samples, self.honest = list(samples), honest
         self.asked: list[int] = []  # how many texts at once
@@ -74,9 +72,7 @@ class Counter:
             shares = self.predict_probabilities([sentences])[0]
             said = tuple((self.labels[at], float(shares[at])) for at in np.argsort(-shares))
             found.append(
-                AttendedDocument(
-                    words, (" ",) * len(words), edges, hops.astype(np.float32), class_probabilities=said
-                )
+                AttendedDocument(words, (" ",) * len(words), edges, hops.astype(np.float32), class_probabilities=said)
             )
         return found
 
@@ -101,9 +97,7 @@ def samples(count: int, wrong: int = 0) -> list[ClassificationExample]:
             parts = [review(chance) for _ in range(2)]
         label = int(parts[0][1])
         text = "\n".join(text for text, _ in parts)
-        found.append(
-            ClassificationExample(text, None, str(1 - label if number < wrong else label), f"x:{number}")
-        )
+        found.append(ClassificationExample(text, None, str(1 - label if number < wrong else label), f"x:{number}"))
     return found
 
 
@@ -136,16 +130,12 @@ def test_honest_highlights_mean_something_and_others_do_not(tmp_path: Path) -> N
         found.verdict,
     ):
         assert part in said(told)
-    kept = json.loads((tmp_path / "honest" / "eval" / "test.json").read_text(encoding="utf-8"))[
-        "faithfulness"
-    ]
+    kept = json.loads((tmp_path / "honest" / "eval" / "test.json").read_text(encoding="utf-8"))["faithfulness"]
     assert kept["verdict"] == found.verdict
     assert (kept["num_sampled"], kept["num_texts"], kept["seed"], kept["agreement"]) == (60, 60, 1, 1)
     assert kept["comprehensiveness"]["probability"]["low"] == found.comprehensiveness.probability.low
     assert [one["share"] for one in kept["shares"]] == [0.01, 0.05, 0.1, 0.2, 0.5]
-    other = faithfulness.evaluate_faithfulness(
-        Counter(tmp_path / "other", samples(60), honest=False), "test", QUIET
-    )
+    other = faithfulness.evaluate_faithfulness(Counter(tmp_path / "other", samples(60), honest=False), "test", QUIET)
     assert "misleading" in other.verdict or "do not trust" in other.verdict
 
 
@@ -288,8 +278,7 @@ def test_other_splits_have_files_of_their_own_and_old_pages_go(tmp_path: Path) -
     tasks_base.evaluate(Counter(tmp_path, samples(9, wrong=2)), "test", NBestOptions(), QUIET)
     tasks_base.evaluate(Counter(tmp_path, samples(9, wrong=1)), "valid", NBestOptions(), QUIET)
     count = {
-        name: len((tmp_path / "eval" / f"{name}.jsonl").read_text().splitlines())
-        for name in ("errors", "valid-errors")
+        name: len((tmp_path / "eval" / f"{name}.jsonl").read_text().splitlines()) for name in ("errors", "valid-errors")
     }
     assert count == {"errors": 2, "valid-errors": 1}
     told = console()

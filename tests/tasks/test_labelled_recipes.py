@@ -65,9 +65,7 @@ def data_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         zipped(root / "rte" / f"{split}.tsv", f"index\tsentence1\tsentence2\tlabel\n{rows}")
     for split in ("train", "dev", "test"):
-        rows = "".join(
-            f"g\tf\t2012\t1\t{score}.5\t{text}\tso\n" for text, score in (number(chance) for _ in range(60))
-        )
+        rows = "".join(f"g\tf\t2012\t1\t{score}.5\t{text}\tso\n" for text, score in (number(chance) for _ in range(60)))
         zipped(
             root / "korsts" / f"{split}.tsv",
             f"genre\tfilename\tyear\tid\tscore\tsentence1\tsentence2\n{rows}",
@@ -138,9 +136,7 @@ def test_news_in_tables_without_a_header(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("name", "kind"), [("bert/sst2", "classify"), ("bert/conll2003", "tag"), ("bert/xquad-en", "answer")]
 )
-def test_the_commands(
-    name: str, kind: str, data_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands(name: str, kind: str, data_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUMOK_DATA", str(data_sets))
     monkeypatch.chdir(tmp_path)
 

@@ -57,9 +57,7 @@ def test_pairs_come_from_a_table_bars_two_files_or_standard_input(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
     heard = Heard().of(AlignmentJob(names, AlignmentViewFilter()), both)
     assert heard.lines == [pharaoh(one) for one in some]
-    assert heard.told[0].startswith(
-        "links by layer 1, head 2, shifted; back: layer 0, head 1, plain; chosen by"
-    )
+    assert heard.told[0].startswith("links by layer 1, head 2, shifted; back: layer 0, head 1, plain; chosen by")
 
 
 def two(path: Path, some: Sequence[TranslationExample], side: int) -> str:
@@ -85,9 +83,7 @@ def test_a_pair_too_long_for_the_model_is_a_bad_line(word_runs: dict[str, Run], 
     (tmp_path / "p.tsv").write_text("ba\tBA\n" + "ba " * 12 + "\tBA\nda\tDA\n")
     with pytest.raises(InputError, match=r"p\.tsv:2: too long \(12 tokens"):
         Heard().of(AlignmentJob([str(tmp_path / "p.tsv")], AlignmentViewFilter()), aligner)
-    heard = Heard().of(
-        AlignmentJob([str(tmp_path / "p.tsv")], AlignmentViewFilter(), on_error="skip"), aligner
-    )
+    heard = Heard().of(AlignmentJob([str(tmp_path / "p.tsv")], AlignmentViewFilter(), on_error="skip"), aligner)
     assert heard.lines == ["0-0", "", "0-0"]
 
 
@@ -99,9 +95,7 @@ def test_the_gold_links_of_the_recipe_are_turned_as_it_says(both: WordAligner, t
     data = replace(run.recipe.data, gold_alignments=str(tmp_path / "gold"), gold_target_first=True)
     both.forward.run = replace(run, recipe=replace(run.recipe, data=data))
     heard = Heard().of(
-        AlignmentJob(
-            [write(tmp_path / "p.tsv", some)], AlignmentViewFilter(), gold_alignments=str(tmp_path / "gold")
-        ),
+        AlignmentJob([write(tmp_path / "p.tsv", some)], AlignmentViewFilter(), gold_alignments=str(tmp_path / "gold")),
         both,
     )
     assert "links: alignment error rate 0.0000" in heard.told[1]
@@ -153,24 +147,18 @@ def test_gold_links_tell_the_error_rate_of_each_direction(both: WordAligner, tmp
     (tmp_path / "turned").write_text(
         "".join(" ".join(f"{j}-{i}" for i, j in sorted(opposite(one))) + "\n" for one in some)
     )
-    heard = Heard().of(
-        AlignmentJob([name], AlignmentViewFilter(), gold_alignments=str(tmp_path / "gold")), both
-    )
+    heard = Heard().of(AlignmentJob([name], AlignmentViewFilter(), gold_alignments=str(tmp_path / "gold")), both)
     assert [one.partition(":")[0] for one in heard.told[1:]] == ["links", "forth alone", "back alone"]
     assert all("error rate 0.0000, precision 1.000, recall 1.000" in one for one in heard.told[1:])
     turned = Heard().of(
-        AlignmentJob(
-            [name], AlignmentViewFilter(), gold_alignments=str(tmp_path / "turned"), gold_target_first=True
-        ),
+        AlignmentJob([name], AlignmentViewFilter(), gold_alignments=str(tmp_path / "turned"), gold_target_first=True),
         both,
     )
     assert turned.told == heard.told
     (tmp_path / "short.tsv").write_text("ba\tBA\n")
     with pytest.raises(InputError, match="there are 1 pairs"):
         Heard().of(
-            AlignmentJob(
-                [str(tmp_path / "short.tsv")], AlignmentViewFilter(), gold_alignments=str(tmp_path / "gold")
-            ),
+            AlignmentJob([str(tmp_path / "short.tsv")], AlignmentViewFilter(), gold_alignments=str(tmp_path / "gold")),
             both,
         )
 
@@ -188,9 +176,7 @@ def test_gold_links_that_lead_out_of_a_sentence_are_told_before_anything_is_writ
         heard.of(AlignmentJob([name], AlignmentViewFilter(head=99)), both)
 
 
-def test_symmetry_needs_two_directions_and_a_name_that_is_known(
-    both: WordAligner, word_runs: dict[str, Run]
-) -> None:
+def test_symmetry_needs_two_directions_and_a_name_that_is_known(both: WordAligner, word_runs: dict[str, Run]) -> None:
     alone = WordAligner(planted(word_runs["forth"], AlignmentView(0, 0)))
     with pytest.raises(InputError, match="--reverse"):
         Heard().of(AlignmentJob(["-"], AlignmentViewFilter(), symmetrization="union"), alone)
@@ -206,9 +192,7 @@ def test_symmetry_needs_two_directions_and_a_name_that_is_known(
         (("0", "7", False), AlignmentViewFilter(0, 7, False)),
     ],
 )
-def test_what_the_command_line_asks_for(
-    words: tuple[str, str, bool | None], asked: AlignmentViewFilter
-) -> None:
+def test_what_the_command_line_asks_for(words: tuple[str, str, bool | None], asked: AlignmentViewFilter) -> None:
     assert corpus_alignment.parse_view_filter(*words) == asked
 
 

@@ -36,9 +36,7 @@ class Result(NamedTuple):
 
 
 @pytest.fixture
-def jumok(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Result]:
+def jumok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
     """Run a command in this process, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
 
@@ -58,7 +56,7 @@ def jumok(
 
 
 @pytest.mark.parametrize("alias", ["same", "symlink", "hard link", "other spelling", "part"])
-@pytest.mark.parametrize("again", [[], ["--again"]])
+@pytest.mark.parametrize("again", [[], ["--overwrite"]])
 def test_an_input_is_not_replaced(
     jumok: Callable[..., Result], bahdanau: Run, tmp_path: Path, alias: str, again: list[str]
 ) -> None:
@@ -91,7 +89,7 @@ def test_neither_is_standard_input_nor_a_file_of_the_run(
     folder = shutil.copytree(bahdanau.folder, tmp_path / "run")
     before = {path: path.read_bytes() for path in Run.open(folder).model_files}
     for path in before:
-        for option in ("--out", "--map"):
+        for option in ("--out", "--attention-map"):
             result = jumok("run", folder, source, option, path)
             assert result.status == 1
             assert "jumok: " in result.err
@@ -99,9 +97,7 @@ def test_neither_is_standard_input_nor_a_file_of_the_run(
     assert source.read_text(encoding="utf-8") == TEXT
 
 
-def test_other_commands_leave_what_they_read(
-    jumok: Callable[..., Result], bahdanau: Run, tmp_path: Path
-) -> None:
+def test_other_commands_leave_what_they_read(jumok: Callable[..., Result], bahdanau: Run, tmp_path: Path) -> None:
     pairs, text = tmp_path / "pairs.tsv", tmp_path / "text.html"
     pairs.write_text("this is an example\t이것은 예문이다\n", encoding="utf-8")
     text.write_text("this is an example", encoding="utf-8")
@@ -186,7 +182,7 @@ def small_files(size: int) -> Iterator[None]:
     [
         (["run", "{run}", "{text}", "--out", "out.txt"], 100, "out.txt"),
         (["run", "{run}", "{text}", "--out", "out.txt"], 800, "out.txt"),
-        (["run", "{run}", "the sun is red", "--map", "map.png"], 4000, "map.png"),
+        (["run", "{run}", "the sun is red", "--attention-map", "map.png"], 4000, "map.png"),
         (["look", "{run}", "the sun is red", "--out", "map.html"], 4000, "map.html"),
         (["export", "{transformer}", "hf"], 2000, "model.safetensors"),
         (["convert", "{old}", "--out", "new"], 400, "model.safetensors"),
@@ -233,7 +229,7 @@ def test_a_recording_on_a_full_disk_is_named(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("key", ["model.width", "model.embedding", "text.size"])
+@pytest.mark.parametrize("key", ["model.width", "model.embedding_width", "tokenizer.vocab_size"])
 def test_a_size_that_no_memory_has_is_told_by_its_key(jumok: Callable[..., Result], key: str) -> None:
     result = jumok("train", "bahdanau", f"{key}={10**12}", "--out", "run")
     assert result.status == 1
@@ -246,9 +242,7 @@ def test_a_size_that_no_memory_has_is_told_by_its_key(jumok: Callable[..., Resul
     [
         MemoryError(),
         RuntimeError("CUDA out of memory."),
-        RuntimeError(
-            "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried"
-        ),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried"),
     ],
 )
 def test_not_enough_memory_is_told_in_a_line(
@@ -257,7 +251,7 @@ def test_not_enough_memory_is_told_in_a_line(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("jumok.tasks.translate.task.train", fail)
+    monkeypatch.setattr("jumok.tasks.base.train", fail)
     result = jumok("train", "bahdanau", "--out", "run")
     assert result.status == 1
-    assert result.err.startswith("jumok: out of memory: take smaller batches")
+    assert result.err.startswith("jumok: out of memory: use smaller batches")

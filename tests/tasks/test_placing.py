@@ -37,9 +37,7 @@ def test_symbols_are_found_where_they_are(monkeypatch: pytest.MonkeyPatch) -> No
     texts, mels, true = recorded(60, seed=2)
     monkeypatch.setattr(forced_alignment, "MAX_TRAINING_RECORDINGS", 40)
     found = forced_alignment.align_recordings(texts, mels, seed=1, device=CPU)
-    evenly = [
-        forced_alignment._align_uniformly(len(mel), len(text)) for text, mel in zip(texts, mels, strict=True)
-    ]
+    evenly = [forced_alignment._align_uniformly(len(mel), len(text)) for text, mel in zip(texts, mels, strict=True)]
 
     def right(places: list[np.ndarray]) -> float:
         return float(np.mean(np.concatenate(places) == np.concatenate(true)))

@@ -53,9 +53,7 @@ SMALL += [
     "train.log_every=1",
 ]
 SMALL += ["train.validate_every=3", "train.tensorboard=false"]
-PRETRAINING = [
-    name for name, path in recipe.list_builtin().items() if recipe.read(path)["task"] == "pretrain"
-]
+PRETRAINING = [name for name, path in recipe.list_builtin().items() if recipe.read(path)["task"] == "pretrain"]
 WORDS = {
     "en": ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"],
     "ko": ["하나", "둘", "셋", "넷", "다섯", "여섯", "일곱", "여덟", "아홉", "열", "열하나", "열둘"],
@@ -128,9 +126,7 @@ def test_every_recipe_trains_and_is_judged(
     name: str, data_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUMOK_DATA", str(data_sets))
-    given = (
-        ["pretrained=null"] if name != "bert/default" else [f"data.train={data_sets / 'wiki_en' / 'text.txt.gz'}"]
-    )
+    given = ["pretrained=null"] if name != "bert/default" else [f"data.train={data_sets / 'wiki_en' / 'text.txt.gz'}"]
     run = small(tmp_path / "run", data_sets, *given, name=name)
     tasks_base.train(build_task(run), QUIET)
     told = metrics(run)
@@ -168,9 +164,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_numbers(data_sets: Path, tmp
     for steps in (3, 8):
         parts = small(tmp_path / "parts", data_sets, *more, f"train.max_steps={steps}")
         tasks_base.train(build_task(parts), QUIET)
-    one, other = (
-        load_file(run.folder / "state" / "00000008" / "model.safetensors") for run in (whole, parts)
-    )
+    one, other = (load_file(run.folder / "state" / "00000008" / "model.safetensors") for run in (whole, parts))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
     losses = [[line["loss"] for line in metrics(run) if line["event"] == "train"] for run in (whole, parts)]
@@ -181,9 +175,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_numbers(data_sets: Path, tmp
 def test_documents_that_are_held_out_are_not_learned_from(tmp_path: Path) -> None:
     twice = text(count=150) + "\n\n" + text(count=150)  # every document a second time
     (tmp_path / "text.txt").write_text(twice)
-    found = PretrainingData(
-        PretrainingDataConfig(train=str(tmp_path / "text.txt"), held_out_size=20), tmp_path
-    )
+    found = PretrainingData(PretrainingDataConfig(train=str(tmp_path / "text.txt"), held_out_size=20), tmp_path)
     parts = {"train": {one.text for one in found.train_documents()}}
     for name in ("valid", "test"):
         parts[name] = {one.text for one in found.held_out_documents(name)}
@@ -214,9 +206,7 @@ def test_the_vocabulary_may_be_anothers(learned: Run, data_sets: Path, tmp_path:
 
 def test_a_validation_hides_the_same_words_every_time(learned: Run) -> None:
     filler = tasks_base.load_predictor(learned, "cpu")
-    one, other = (
-        pretrain_metrics.score_model(filler.model, filler.load_split("valid").batcher) for _ in "ab"
-    )
+    one, other = (pretrain_metrics.score_model(filler.model, filler.load_split("valid").batcher) for _ in "ab")
     assert one == other
     best = max(line["mlm_accuracy"] for line in metrics(learned) if line["event"] == "validation")
     assert one.mlm_accuracy == pytest.approx(best, abs=0.05)
@@ -231,9 +221,9 @@ def test_hidden_words_are_said(learned: Run) -> None:
     assert found.mask_predictions[0][0][0] == "five"
     assert found.filled_text == "two three four five six seven."
     assert found.next_sentence_probability is None
-    assert sum(
-        share for _, share in filler.fill("one [MASK] three", n_best=500).mask_predictions[0]
-    ) == pytest.approx(1.0)
+    assert sum(share for _, share in filler.fill("one [MASK] three", n_best=500).mask_predictions[0]) == pytest.approx(
+        1.0
+    )
     shares = [share for _, share in found.mask_predictions[0]]
     assert shares == sorted(shares, reverse=True)
 
@@ -332,9 +322,7 @@ def test_a_run_becomes_a_folder_for_transformers(learned: Run, tmp_path: Path) -
     theirs = transformers.AutoModelForPreTraining.from_pretrained(tmp_path / "hf").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     given = tokenizer("two three four [MASK] six seven.", return_tensors="pt")
-    assert (
-        given["input_ids"][0].tolist() == filler._encode_masked_line(0, "two three four [MASK] six seven.")[0]
-    )
+    assert given["input_ids"][0].tolist() == filler._encode_masked_line(0, "two three four [MASK] six seven.")[0]
     place = given["input_ids"][0].tolist().index(tokenizer.mask_token_id)
     with torch.no_grad():
         said = theirs(**given).prediction_logits[0, place].argmax().item()
@@ -384,9 +372,7 @@ def test_without_text_the_key_is_named(tmp_path: Path) -> None:
 
 def test_too_little_text_is_told(tmp_path: Path) -> None:
     (tmp_path / "few.txt").write_text(text(count=3))
-    run = Run.create_or_resume(
-        tmp_path / "run", recipe.load("bert", [*SMALL, f"data.train={tmp_path / 'few.txt'}"])
-    )
+    run = Run.create_or_resume(tmp_path / "run", recipe.load("bert", [*SMALL, f"data.train={tmp_path / 'few.txt'}"]))
     with pytest.raises(InputError, match=r"set data\.valid"):
         tasks_base.train(build_task(run), QUIET)
 
@@ -413,9 +399,7 @@ def test_a_pretrained_model_goes_on_with_other_text(learned: Run, data_sets: Pat
         tasks_base.train(build_task(other), QUIET)
 
 
-def test_an_embedding_with_more_rows_than_pieces_is_taken_over(
-    learned: Run, data_sets: Path, tmp_path: Path
-) -> None:
+def test_an_embedding_with_more_rows_than_pieces_is_taken_over(learned: Run, data_sets: Path, tmp_path: Path) -> None:
     before = tasks_base.load_predictor(learned, "cpu")
     model, pieces = before.model, before.tokenizer
     rounded = -(-pieces.vocab_size // 64) * 64
@@ -452,9 +436,7 @@ def is_packed(chosen: Any, device: torch.device) -> bool:
     return resolve_packing(chosen.data.packing, chosen.model, length, chosen.train, device)
 
 
-def test_packed_is_for_gpus_in_half_precision(
-    data_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_is_for_gpus_in_half_precision(data_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = small(tmp_path / "run", data_sets).recipe
     assert not is_packed(chosen, torch.device("cpu"))
     other = recipe.load("bert", [*SMALL, "train.precision=float32"])

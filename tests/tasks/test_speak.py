@@ -112,7 +112,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path) -> N
     one, two = (load_file(each.folder / last) for each in (straight, stopped))
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
-    assert not torch.equal(one["style_tokens.default_weights"], torch.full_like(one["style_tokens.default_weights"], 1 / 8))
+    assert not torch.equal(
+        one["style_tokens.default_weights"], torch.full_like(one["style_tokens.default_weights"], 1 / 8)
+    )
 
 
 def test_where_symbols_are_spoken_is_found_in_mels_and_learned_from(
@@ -122,7 +124,9 @@ def test_where_symbols_are_spoken_is_found_in_mels_and_learned_from(
 
     class Utterances(speak_task.SpeechBatcher):
         def __init__(self, *args: object, **more: object) -> None:
-            given.update({name: more[name] for name in ("frame_symbols", "n_mels") if more["frame_symbols"] is not None})
+            given.update(
+                {name: more[name] for name in ("frame_symbols", "n_mels") if more["frame_symbols"] is not None}
+            )
             super().__init__(*args, **more)  # type: ignore[arg-type]
 
     def found(
@@ -197,7 +201,10 @@ def test_of_few_texts_recordings_are_held_out_and_of_many_texts(tmp_path: Path, 
 
 
 def test_a_voice_without_styles_and_one_of_linear_spectra(tmp_path: Path) -> None:
-    plain = ["audio={sample_rate: 8000, n_fft: 512, hop_length: 100, win_length: 400, n_mels: 40, linear_spectrogram: true}", "model.n_mels=40"]
+    plain = [
+        "audio={sample_rate: 8000, n_fft: 512, hop_length: 100, win_length: 400, n_mels: 40, linear_spectrogram: true}",
+        "model.n_mels=40",
+    ]
     chosen = recipe.load(
         "tacotron",
         [
@@ -281,9 +288,7 @@ def test_a_voice_that_does_not_stop_is_cut_off_and_told(voice: SpeechPredictor, 
     bias.copy_(before)
 
 
-def test_styles_from_a_recording_from_tokens_and_the_usual_one(
-    voice: SpeechPredictor, tmp_path: Path
-) -> None:
+def test_styles_from_a_recording_from_tokens_and_the_usual_one(voice: SpeechPredictor, tmp_path: Path) -> None:
     from jumok.data.audio import save_audio
     from jumok.data.builtin.spoken_numbers import synthesize_text
 
@@ -359,9 +364,7 @@ def test_a_folder_is_written_again_if_that_is_asked(tmp_path: Path) -> None:
     assert said.file.read_bytes().startswith(b"RIFF")
 
 
-def test_the_command_writes_files_and_loses_none(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_writes_files_and_loses_none(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, error = run_cli(run.folder, "one")
     assert (code, out) == (0, "speech.wav\tone\n"), error
@@ -400,9 +403,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_said_is_refused(
-    case: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_said_is_refused(case: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("text.wav", "text"):
         Path(name).write_text("this is a text", encoding="utf-8")
@@ -446,17 +447,13 @@ def test_a_scene_of_speech_can_be_told_anew(voice: SpeechPredictor) -> None:
 
 def test_an_evaluation_of_built_in_voices(run: Run) -> None:
     spoken = io.StringIO()
-    found = tasks_base.evaluate(
-        jumok.load(run.folder, "cpu"), "test", SpeechOptions(), Console(file=spoken, width=200)
-    )
+    found = tasks_base.evaluate(jumok.load(run.folder, "cpu"), "test", SpeechOptions(), Console(file=spoken, width=200))
     kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     lines = (run.folder / "eval" / "test.jsonl").read_text(encoding="utf-8").splitlines()
     each = [json.loads(line) for line in lines]
     assert kept["num_examples"] == len(each) == len(jumok.load(run.folder, "cpu").load_split("test").examples)
     assert kept["mcd"] == pytest.approx(np.mean([one["mcd"] for one in each]), abs=1e-3)
-    assert kept["alignment/diagonality"] == pytest.approx(
-        np.mean([one["diagonality"] for one in each]), abs=1e-3
-    )
+    assert kept["alignment/diagonality"] == pytest.approx(np.mean([one["diagonality"] for one in each]), abs=1e-3)
     assert {row["emotion"] for row in kept["styles"]} == {one["emotion"] for one in each}
     assert [row["token"] for row in kept["style_tokens"]] == [str(n) for n in range(1, 9)]
     assert 0 <= kept["style/pitch_concordance"] <= 1
@@ -475,9 +472,7 @@ def test_runs_are_compared_by_how_far_they_are_from_the_recordings(run: Run, tmp
     assert [one["low"] <= one["value"] == one["mcd"] <= one["high"] for one in told] == [True, True]
 
 
-def test_judges_of_recordings_with_labels(
-    tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_judges_of_recordings_with_labels(tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speak_judges, "NUM_STEPS", 3)
     monkeypatch.setattr(speak_judges, "BATCH_SIZE", 8)
     lines = (table / "metadata.tsv").read_text(encoding="utf-8").splitlines()
@@ -485,9 +480,7 @@ def test_judges_of_recordings_with_labels(
     (table / "new.tsv").write_text("\n".join(new), encoding="utf-8")
     chosen = [*TABLE, f"data.train={table / 'new.tsv'}", f"data.test={table / 'new.tsv'}"]
     run = trained(tmp_path / "run", small("tacotron", *chosen))
-    kept = tasks_base.evaluate(
-        jumok.load(run.folder, "cpu"), "test", SpeechOptions(), Console(quiet=True)
-    ).metrics
+    kept = tasks_base.evaluate(jumok.load(run.folder, "cpu"), "test", SpeechOptions(), Console(quiet=True)).metrics
     rows = {(row["label"], row["speakers"]): row for row in kept["judges"]}
     assert rows["emotion", "known"]["count"] + rows["emotion", "new"]["count"] == 6
     assert rows["text", "new"]["chance"] == 0.5

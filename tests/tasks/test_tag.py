@@ -103,12 +103,8 @@ def test_a_long_sentence_is_refused_if_the_recipe_says_so(run: Run) -> None:
 
 def test_a_tag_that_was_never_learned(run: Run, tmp_path: Path) -> None:
     path = tagged(tmp_path / "test.txt", [[("fine", "O")], [("the", "O"), ("ACME", "I-ORG")]])
-    use = TaggingTask(
-        replace(run, recipe=replace(run.recipe, data=replace(run.recipe.data, test=path)))
-    )
-    with pytest.raises(
-        InputError, match=r"test.txt:4: an unknown tag \('B-ORG' of the word 'ACME'; the tags are: O"
-    ):
+    use = TaggingTask(replace(run, recipe=replace(run.recipe, data=replace(run.recipe.data, test=path))))
+    with pytest.raises(InputError, match=r"test.txt:4: an unknown tag \('B-ORG' of the word 'ACME'; the tags are: O"):
         use.load_split("test")
 
 

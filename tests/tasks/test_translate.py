@@ -32,9 +32,7 @@ from jumok.training import cuda_graphs
 QUIET = Console(quiet=True)
 
 
-TRANSLATING = [
-    name for name, path in recipe.list_builtin().items() if recipe.read(path)["task"] == "translate"
-]
+TRANSLATING = [name for name, path in recipe.list_builtin().items() if recipe.read(path)["task"] == "translate"]
 
 
 @pytest.mark.parametrize("name", TRANSLATING)
@@ -91,9 +89,7 @@ def test_links_and_maps_belong_to_what_beam_search_found(name: str, request: pyt
         assert one.attention.shape == (len(one.target_words), len(one.source_words))
         assert one.alignment == sorted((int(row.argmax()), n) for n, row in enumerate(one.attention))
         # The same by hand: the model is told the translation, and all its layers' maps are averaged by heads.
-        maps, batch = translator.compute_attention_maps(
-            [TranslationExample(one.input, " ".join(one.target_words), "")]
-        )
+        maps, batch = translator.compute_attention_maps([TranslationExample(one.input, " ".join(one.target_words), "")])
         layer = maps[max(0, len(maps) - 2)].weights[0].mean(0)
         assert layer.shape == (batch.target.lengths[0], batch.source.lengths[0])
         assert float(one.attention.sum()) <= len(one.target_words) + 1e-4
@@ -117,17 +113,10 @@ def test_the_ways_to_search(bahdanau: Run) -> None:
     scores = [best.score, *(other.score for other in best.alternatives)]
     assert len(scores) == 3
     assert scores == sorted(scores, reverse=True)
-    drawn = [
-        translator.translate("we walk", TranslationOptions(sample=True, seed=5)).translation for _ in range(2)
-    ]
+    drawn = [translator.translate("we walk", TranslationOptions(sample=True, seed=5)).translation for _ in range(2)]
     assert drawn[0] == drawn[1]
     assert (
-        len(
-            {
-                translator.translate("we walk", TranslationOptions(sample=True, seed=n)).translation
-                for n in range(5)
-            }
-        )
+        len({translator.translate("we walk", TranslationOptions(sample=True, seed=n)).translation for n in range(5)})
         > 1
     )
 
@@ -139,9 +128,7 @@ def test_coverage_changes_how_translations_are_ranked(bahdanau: Run) -> None:
     for translator in (plain, covering):  # hardly trained, it would say no EOS
         translator.model.generator.bias.data[EOS] += 4
     search = TranslationOptions(beam_size=4, n_best=4)
-    one, other = (
-        t.translate("we walk to the market", search, with_attention=False) for t in (plain, covering)
-    )
+    one, other = (t.translate("we walk to the market", search, with_attention=False) for t in (plain, covering))
     assert other.score < one.score  # coverage is below 0 unless every word is covered
 
 
@@ -149,9 +136,7 @@ def test_lines_as_the_command_writes_them(bahdanau: Run) -> None:
     translator = tasks_base.load_predictor(bahdanau, "cpu")
     one = translator.translate("we walk", TranslationOptions(beam_size=2, n_best=2))
     pharaoh = " ".join(f"{i}-{j}" for i, j in one.alignment or [])
-    assert (
-        next(one.to_lines(n_best=False, alignments=True, as_json=False)) == f"{one.translation} ||| {pharaoh}"
-    )
+    assert next(one.to_lines(n_best=False, alignments=True, as_json=False)) == f"{one.translation} ||| {pharaoh}"
     numbered = list(one.to_lines(n_best=True, alignments=False, as_json=False))
     assert numbered[0] == f"0 ||| {one.translation} ||| {one.score:.4f}"
     assert len(numbered) == 2
@@ -170,21 +155,15 @@ def write_pairs(path: Path, count: int = 60) -> None:
 
 def test_own_data_is_divided_and_nothing_is_on_two_sides(tmp_path: Path) -> None:
     write_pairs(tmp_path / "my.tsv", 400)
-    texts = TranslationData(
-        TranslationDataConfig(train=str(tmp_path / "my.tsv"), held_out_size=20), tmp_path / "run"
-    )
+    texts = TranslationData(TranslationDataConfig(train=str(tmp_path / "my.tsv"), held_out_size=20), tmp_path / "run")
     train = {pair.source for pair in texts.train_corpus()}
-    valid, test = (
-        {pair.source for pair in split.examples} for split in (texts.valid_split(), texts.test_split())
-    )
+    valid, test = ({pair.source for pair in split.examples} for split in (texts.valid_split(), texts.test_split()))
     assert len(train) + len(valid) + len(test) == 400
     assert not train & valid
     assert not train & test
     assert not valid & test
     assert 5 <= len(valid) <= 45
-    again = TranslationData(
-        TranslationDataConfig(train=str(tmp_path / "my.tsv"), held_out_size=20), tmp_path / "run"
-    )
+    again = TranslationData(TranslationDataConfig(train=str(tmp_path / "my.tsv"), held_out_size=20), tmp_path / "run")
     assert {pair.source for pair in again.train_corpus()} == train
     assert {pair.source for pair in again.test_split().examples} == test
 
@@ -192,14 +171,10 @@ def test_own_data_is_divided_and_nothing_is_on_two_sides(tmp_path: Path) -> None
 def test_own_data_with_a_test_set_of_its_own(tmp_path: Path) -> None:
     write_pairs(tmp_path / "my.tsv", 200)
     write_pairs(tmp_path / "test.tsv", 9)
-    config = TranslationDataConfig(
-        train=str(tmp_path / "my.tsv"), test=str(tmp_path / "test.tsv"), held_out_size=20
-    )
+    config = TranslationDataConfig(train=str(tmp_path / "my.tsv"), test=str(tmp_path / "test.tsv"), held_out_size=20)
     texts = TranslationData(config, tmp_path / "run")
     assert len(list(texts.train_corpus())) + len(texts.valid_split().examples) == 200
-    both = TranslationData(
-        TranslationDataConfig(train=str(tmp_path / "my.tsv"), held_out_size=20), tmp_path / "both"
-    )
+    both = TranslationData(TranslationDataConfig(train=str(tmp_path / "my.tsv"), held_out_size=20), tmp_path / "both")
     both.train_corpus()
     one, other = ([(p.source, p.target) for p in t.valid_split().examples] for t in (both, texts))
     assert one == other  # whether or not there is a test set
@@ -214,9 +189,7 @@ def test_neighbours_come_as_one_too(tmp_path: Path) -> None:
     found = list(joined)
     assert [one for one in found if one in plain] == plain
     assert len(found) == 7 + 3 + 2  # two times three and three times two of the seven
-    longest = [
-        one for one in found if len(one.source.split()) == sum(len(x.source.split()) for x in plain[3:6])
-    ]
+    longest = [one for one in found if len(one.source.split()) == sum(len(x.source.split()) for x in plain[3:6])]
     assert [one.target for one in longest] == [" ".join(x.target for x in plain[3:6])]
     assert joined.fingerprint != TranslationData(config, tmp_path).train_corpus().fingerprint
     assert (
@@ -305,9 +278,7 @@ def test_a_run_that_began_on_a_gpu_goes_on_elsewhere_with_the_same_batches(
         trained(tmp_path / "parts", name, "train.max_steps=2")
     parts = trained(tmp_path / "parts", name)
     plain = trained(tmp_path / "plain", name)
-    found = [
-        load_file(run.folder / "state" / "00000003" / "model.safetensors") for run in (whole, parts, plain)
-    ]
+    found = [load_file(run.folder / "state" / "00000003" / "model.safetensors") for run in (whole, parts, plain)]
     for key, weight in found[0].items():
         torch.testing.assert_close(found[1][key], weight)
     assert not all(torch.allclose(found[2][key], weight) for key, weight in found[0].items())
@@ -320,9 +291,7 @@ def test_a_signature_is_a_line_of_its_own_however_narrow_the_terminal(
     run = trained(tmp_path / "run", next(name for name in TRANSLATING if "multi30k" in name))
     file = io.StringIO()
     narrow = Console(file=file, force_terminal=True, color_system=None, width=40)
-    found = tasks_base.evaluate(
-        tasks_base.load_predictor(run, "cpu"), "test", TranslationOptions(beam_size=1), narrow
-    )
+    found = tasks_base.evaluate(tasks_base.load_predictor(run, "cpu"), "test", TranslationOptions(beam_size=1), narrow)
     told = file.getvalue().splitlines()
     for metric in ("bleu", "chrf", "bleu_moses"):
         assert sum(line.endswith(f": {found.metrics[metric]['signature']}") for line in told) == 1
@@ -337,9 +306,7 @@ def test_while_bleu_is_nought_but_for_chance_perplexity_decides(
 
     by_chance = iter([0.25, 0.0, 0.125])
     monkeypatch.setattr(translate_metrics, "build_bleu", lambda run: Nought())
-    run = trained(
-        tmp_path / "run", "bahdanau", "train.max_steps=6", "train.validate_every=2", "train.patience=1"
-    )
+    run = trained(tmp_path / "run", "bahdanau", "train.max_steps=6", "train.validate_every=2", "train.patience=1")
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     found = [(line["perplexity"], line["best"]) for line in lines if line["event"] == "validation"]
     assert [best for _, best in found] == [True, True, True]
@@ -347,9 +314,7 @@ def test_while_bleu_is_nought_but_for_chance_perplexity_decides(
 
 
 def test_compare_tells_scores_and_draws_the_curves(bahdanau: Run, transformer: Run, tmp_path: Path) -> None:
-    tasks_base.compare(
-        [bahdanau, transformer], "test", TranslationOptions(beam_size=1), tmp_path / "out", "cpu", QUIET
-    )
+    tasks_base.compare([bahdanau, transformer], "test", TranslationOptions(beam_size=1), tmp_path / "out", "cpu", QUIET)
     told = json.loads((tmp_path / "out" / "test.json").read_text(encoding="utf-8"))
     assert [one["name"] for one in told] == [str(bahdanau.folder), str(transformer.folder)]
     assert told[0]["p_value"] is None
@@ -360,16 +325,12 @@ def test_compare_tells_scores_and_draws_the_curves(bahdanau: Run, transformer: R
 def test_compare_refuses_runs_on_other_data(bahdanau: Run, tmp_path: Path) -> None:
     other = trained(tmp_path / "run", "bahdanau", "data.held_out_size=12")
     with pytest.raises(InputError, match="has other test sentences"):
-        tasks_base.compare(
-            [bahdanau, other], "test", TranslationOptions(), tmp_path / "out", "cpu", QUIET
-        )
+        tasks_base.compare([bahdanau, other], "test", TranslationOptions(), tmp_path / "out", "cpu", QUIET)
 
 
 def test_compare_refuses_a_run_twice(bahdanau: Run, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="twice"):
-        tasks_base.compare(
-            [bahdanau, bahdanau], "test", TranslationOptions(), tmp_path / "out", "cpu", QUIET
-        )
+        tasks_base.compare([bahdanau, bahdanau], "test", TranslationOptions(), tmp_path / "out", "cpu", QUIET)
 
 
 def test_data_that_changed_since_is_refused(tmp_path: Path) -> None:
@@ -391,9 +352,7 @@ def test_a_line_too_long_for_learned_positions_is_refused_by_its_number(tmp_path
 
 
 def test_every_hypothesis_has_its_links(bahdanau: Run) -> None:
-    best = tasks_base.load_predictor(bahdanau, "cpu").translate(
-        "we walk", TranslationOptions(beam_size=3, n_best=3)
-    )
+    best = tasks_base.load_predictor(bahdanau, "cpu").translate("we walk", TranslationOptions(beam_size=3, n_best=3))
     for one in (best, *best.alternatives):
         assert one.alignment is not None
         assert [target for _, target in sorted(one.alignment, key=lambda link: link[1])] == list(

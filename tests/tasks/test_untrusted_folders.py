@@ -62,7 +62,7 @@ def test_code_of_a_hugging_face_folder_is_not_run_whoever_says_yes(
     (folder / "evil.py").write_text(CODE.replace("{ran}", str(folder / "RAN")), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 9))
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    with pytest.raises(InputError, match="cannot be looked into"):
+    with pytest.raises(InputError, match="cannot be loaded"):
         capture_huggingface_model(folder, "a text", device="cpu")
     assert sys.stdin.read() == "y\n" * 9  # nobody asked
     assert not (folder / "RAN").exists()
@@ -94,9 +94,7 @@ def test_files_of_engines_in_a_run_are_not_used(stranger: Path) -> None:
     shutil.copytree(own.parent, stranger / "engines" / "some")
     (stranger / "engines" / "some" / own.name / "graph").write_text("theirs")
     shutil.rmtree(own)
-    again = engines.get_engine_files(
-        run, "some", lambda folder: (folder / "graph").write_text("ours") and None
-    )
+    again = engines.get_engine_files(run, "some", lambda folder: (folder / "graph").write_text("ours") and None)
     assert (again / "graph").read_text() == "ours"
 
 
@@ -125,7 +123,7 @@ def test_a_link_out_of_a_run_is_refused(stranger: Path, secret: Path, name: str)
 def test_the_recipe_of_a_run_has_no_base(stranger: Path, secret: Path, base: str) -> None:
     with (stranger / "recipe.yaml").open("a", encoding="utf-8") as file:
         file.write(f"\nbase: {base.format(secret=secret)}\n")
-    with pytest.raises(InputError, match="spells out all of its settings") as error:
+    with pytest.raises(InputError, match="must contain all of its settings") as error:
         Run.open(stranger)
     assert "hunter2" not in str(error.value)
 

@@ -33,10 +33,7 @@ def test_heads_that_never_look_elsewhere_are_stuck() -> None:
     stuck = torch.zeros(1, 1, 2, 2)
     stuck[..., 1] = 1.0
     assert (
-        compute_attention_health([torch.cat([stuck, SHARP], 1)], query_lengths=[2])[
-            "attention/single_key_heads"
-        ]
-        == 0.5
+        compute_attention_health([torch.cat([stuck, SHARP], 1)], query_lengths=[2])["attention/single_key_heads"] == 0.5
     )
     one_query = compute_attention_health([stuck[:, :, :1]], query_lengths=[1], key_lengths=[2])
     assert one_query["attention/single_key_heads"] == 0  # one look is no habit

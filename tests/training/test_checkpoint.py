@@ -137,9 +137,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def go_on(run: Path, steps: int = 12) -> None:
-    longer = quick(
-        max_steps=steps, save_every=4, validate_every=2, average_checkpoints=2, schedule="constant"
-    )
+    longer = quick(max_steps=steps, save_every=4, validate_every=2, average_checkpoints=2, schedule="constant")
     train(Toy(0.3, seed=4), PointData(), longer, run, validate=judge)
 
 
@@ -234,7 +232,5 @@ def test_weights_to_be_averaged_that_are_lost_end_no_run(run: Path, cut: bool) -
 def test_another_format_is_refused(run: Path) -> None:
     path = run / "state" / "00000008" / "state.json"
     path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
-    with pytest.raises(
-        InputError, match="has format 1, and this version of jumok reads format 2; train again"
-    ):
+    with pytest.raises(InputError, match="has format 1, and this version of jumok reads format 2; train again"):
         go_on(run)

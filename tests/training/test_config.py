@@ -84,9 +84,7 @@ def test_the_papers_schedule_is_inverse_sqrt() -> None:
     settings = TrainConfig(learning_rate=(width * warmup) ** -0.5, warmup_steps=warmup)
     for step in (1, 7, 39, 40, 41, 100_000):
         paper = width**-0.5 * min(step**-0.5, step * warmup**-1.5)
-        assert settings.learning_rate * compute_lr_factor(settings, step, None) == pytest.approx(
-            paper, rel=1e-12
-        )
+        assert settings.learning_rate * compute_lr_factor(settings, step, None) == pytest.approx(paper, rel=1e-12)
 
 
 def test_longer_than_planned_learns_nothing_more_and_breaks_nothing() -> None:
@@ -106,10 +104,7 @@ def test_a_schedule_ends_where_the_minutes_do_if_that_is_nearer() -> None:
     by_clock = TrainConfig(schedule="cosine", warmup_steps=0, max_minutes=4.0)
     assert [compute_lr_factor(by_clock, 1000, None, spent) for spent in (0.0, 0.5)] == [1, pytest.approx(0.5)]
     # The others do not know of an end.
-    assert (
-        compute_lr_factor(TrainConfig(schedule="constant", warmup_steps=0, max_minutes=4.0), 6, None, 0.75)
-        == 1
-    )
+    assert compute_lr_factor(TrainConfig(schedule="constant", warmup_steps=0, max_minutes=4.0), 6, None, 0.75) == 1
 
 
 @pytest.mark.parametrize(
@@ -150,7 +145,5 @@ def test_epochs_that_end_within_the_warm_up_shorten_it() -> None:
     assert shorten_warmup(asked, last_step=500).warmup_steps == 50
     assert shorten_warmup(asked, last_step=501) is asked
     assert shorten_warmup(asked, last_step=None) is asked
-    given = TrainConfig(
-        max_steps=18, warmup_steps=500
-    )  # both are the user's own; a longer run goes on with the same
+    given = TrainConfig(max_steps=18, warmup_steps=500)  # both are the user's own; a longer run goes on with the same
     assert shorten_warmup(given, last_step=18) is given

@@ -23,9 +23,7 @@ def console(terminal: bool = False, width: int = 80) -> tuple[Console, io.String
 
 def with_samples(model: nn.Module) -> ValidationReport:
     figures = judge(model).metrics | {"attention/entropy": 0.25}
-    return ValidationReport(
-        figures, "error", higher_is_better=False, samples=["[red]a dog[/red] → 개", "[/oops]"]
-    )
+    return ValidationReport(figures, "error", higher_is_better=False, samples=["[red]a dog[/red] → 개", "[/oops]"])
 
 
 def test_plain_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
@@ -91,8 +89,7 @@ def test_a_warm_up_longer_than_the_training_is_told(tmp_path: Path) -> None:
         return file.getvalue().splitlines()[0]
 
     assert told("short", max_steps=None, max_epochs=4) == (
-        "The training has 20 steps, and train.warmup_steps is 70: "
-        "the warm-up is shortened to 2 steps, a tenth."
+        "The training has 20 steps, and train.warmup_steps is 70: the warm-up is shortened to 2 steps, a tenth."
     )
     assert "never reaches its peak" in told("given", max_steps=7)
     assert told("long", max_steps=71).startswith("epoch 1")
@@ -138,9 +135,7 @@ def test_the_bar_fits_the_terminal(width: int) -> None:
 def test_what_is_counted_has_its_name() -> None:
     shown, file = console(terminal=False, width=120)
     display = TrainingDisplay(shown, quick(max_steps=10), 10, TrainState(), unit="hidden words")
-    display.show_train_metrics(
-        TrainState(step=1), {"loss": 2.0, "labels_per_second": 31.0, "learning_rate": 1e-3}
-    )
+    display.show_train_metrics(TrainState(step=1), {"loss": 2.0, "labels_per_second": 31.0, "learning_rate": 1e-3})
     assert "31 hidden words/s" in file.getvalue()
 
 

@@ -67,9 +67,7 @@ def test_two_processes_go_on_to_the_same_bits(two: Path, kind: str) -> None:
 def test_one_process_goes_on_where_two_were(two: Path, tmp_path: Path) -> None:
     alone(two / "half", quick())
     alone(tmp_path, quick())
-    close(
-        *({n: x for n, x in state(f).items() if not n.startswith("best")} for f in (two / "half", tmp_path))
-    )
+    close(*({n: x for n, x in state(f).items() if not n.startswith("best")} for f in (two / "half", tmp_path)))
 
 
 def test_a_signal_to_one_process_stops_both_at_the_same_step(two: Path) -> None:

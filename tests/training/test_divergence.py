@@ -25,9 +25,7 @@ class Bad(Toy):
         loss = super().loss(batch)
         if self.calls == self.at and self.training:
             bad = loss.total * self.value
-            return Loss(
-                loss.total + bad - bad.detach() if self.only_gradient else bad, batch.count, loss.parts
-            )
+            return Loss(loss.total + bad - bad.detach() if self.only_gradient else bad, batch.count, loss.parts)
         return loss
 
 
@@ -117,9 +115,7 @@ class Exploding(Toy):
 
 def test_a_loss_that_explodes_is_caught_unless_one_says_otherwise(tmp_path: Path) -> None:
     settings = quick(max_steps=MAX_HIGH_STEPS + 20, log_every=10)
-    with pytest.raises(
-        DivergenceError, match=f"exploded.*for {MAX_HIGH_STEPS} steps it was over 5 times"
-    ) as found:
+    with pytest.raises(DivergenceError, match=f"exploded.*for {MAX_HIGH_STEPS} steps it was over 5 times") as found:
         train(Exploding(at=11), PointData(), settings, tmp_path / "caught")
     assert found.value.step == 10 + MAX_HIGH_STEPS
     calm = quick(max_steps=MAX_HIGH_STEPS + 20, log_every=10, divergence_factor=0.0)
@@ -129,9 +125,7 @@ def test_a_loss_that_explodes_is_caught_unless_one_says_otherwise(tmp_path: Path
 def test_what_counts_as_exploding() -> None:
     def verdict(losses: list[float]) -> int | None:
         trend = LossTrend()
-        return next(
-            (i for i, loss in enumerate(losses) if trend.update(loss, 1.0, divergence_factor=5.0)), None
-        )
+        return next((i for i, loss in enumerate(losses) if trend.update(loss, 1.0, divergence_factor=5.0)), None)
 
     assert verdict([2.0] * 100 + [11.0] * MAX_HIGH_STEPS) == 99 + MAX_HIGH_STEPS
     assert verdict([2.0] * 100 + [9.0] * 500) is None  # worse, but no five times

@@ -310,8 +310,7 @@ def test_what_is_equal_in_one_figure_is_told_apart_by_another(
         other = {"score": sign * before[0], "loss": before[1]}
     figures = {"score": sign * after[0], "loss": after[1]}
     assert (
-        ValidationReport(figures, "score", higher_is_better=higher, tie_breaker="loss").is_better_than(other)
-        == better
+        ValidationReport(figures, "score", higher_is_better=higher, tie_breaker="loss").is_better_than(other) == better
     )
 
 
@@ -334,9 +333,7 @@ def test_what_a_score_has_by_chance_decides_nothing(
 ) -> None:
     sign = 1 if higher else -1
     figures, other = ({"score": sign * score, "loss": loss} for score, loss in (after, before))
-    report = ValidationReport(
-        figures, "score", higher_is_better=higher, tie_breaker="loss", chance_level=sign * 1.0
-    )
+    report = ValidationReport(figures, "score", higher_is_better=higher, tie_breaker="loss", chance_level=sign * 1.0)
     assert report.is_better_than(other) == better
 
 
@@ -427,9 +424,7 @@ def test_a_shortened_warm_up_is_the_same_for_a_run_that_goes_on(tmp_path: Path) 
     rates = [one["learning_rate"] / settings.learning_rate for one in lines(tmp_path / "whole", "train")]
     assert rates[:5] == pytest.approx([0.25, 0.5, 0.75, 1, 1])  # of 40 steps, 4
     with pytest.raises(RuntimeError, match="pulled"):
-        train(
-            Toy(0.3), PointData(), replace(settings, validate_every=2), tmp_path / "broken", validate=_pulled
-        )
+        train(Toy(0.3), PointData(), replace(settings, validate_every=2), tmp_path / "broken", validate=_pulled)
     train(Toy(0.3, seed=4), PointData(), settings, tmp_path / "broken")
     assert same(state(tmp_path / "broken"), state(tmp_path / "whole"))
 
@@ -445,9 +440,7 @@ def test_epochs_and_minutes_end_a_run(tmp_path: Path) -> None:
     summary = train(Toy(), PointData(), timed, tmp_path / "minutes")
     assert summary.seconds >= 0.3
     assert summary.num_steps > 1
-    assert (
-        train(Toy(), PointData(), timed, tmp_path / "minutes") == summary
-    )  # time of earlier sessions counts
+    assert train(Toy(), PointData(), timed, tmp_path / "minutes") == summary  # time of earlier sessions counts
 
 
 def test_the_clock_takes_a_schedule_to_its_end(tmp_path: Path) -> None:
@@ -556,9 +549,7 @@ def test_a_model_may_compile_itself(tmp_path: Path, wish: Any, times: int) -> No
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_a_step_never_waits_for_the_gpu(optimizer: str) -> None:
     ranks = DistributedRanks(device=torch.device("cuda", 0))
-    learner = Learner(
-        Toy(0.3), quick(optimizer=optimizer, compile=False, accumulation_steps=2), ranks, last_step=None
-    )
+    learner = Learner(Toy(0.3), quick(optimizer=optimizer, compile=False, accumulation_steps=2), ranks, last_step=None)
     stream = iter_step_batches(PointData(), ranks, accumulation_steps=2)
     rows = [learner.step(next(stream), 1)]
     torch.cuda.set_sync_debug_mode("error")
@@ -615,9 +606,7 @@ class Empty(PointData):
 
 
 def test_a_single_example_trains(tmp_path: Path) -> None:
-    summary = train(
-        Toy(), PointData(length=1), quick(max_steps=None, max_epochs=3, accumulation_steps=2), tmp_path
-    )
+    summary = train(Toy(), PointData(length=1), quick(max_steps=None, max_epochs=3, accumulation_steps=2), tmp_path)
     assert (summary.num_steps, summary.num_labels) == (3, 3)
 
 
@@ -644,9 +633,7 @@ def test_alarms_are_sounded_once_and_stand_in_the_summary(tmp_path: Path) -> Non
     console = Console(file=spoken, width=300)
 
     def never_diagonal(model: nn.Module) -> ValidationReport:
-        return ValidationReport(
-            {"loss": 1.0, "alignment/diagonality": 0.1}, select_by="loss", higher_is_better=False
-        )
+        return ValidationReport({"loss": 1.0, "alignment/diagonality": 0.1}, select_by="loss", higher_is_better=False)
 
     settings = quick(max_steps=10, validate_every=2, patience=0, average_checkpoints=0)
     summary = train(Toy(), PointData(), settings, tmp_path, validate=never_diagonal, console=console)

@@ -107,9 +107,7 @@ def test_handlers_are_restored_after_an_error_too() -> None:
 
 def test_another_thread_trains_without_handlers(tmp_path: Path) -> None:
     summaries = []
-    thread = threading.Thread(
-        target=lambda: summaries.append(train(Toy(), PointData(), quick(max_steps=3), tmp_path))
-    )
+    thread = threading.Thread(target=lambda: summaries.append(train(Toy(), PointData(), quick(max_steps=3), tmp_path)))
     thread.start()
     thread.join()
     assert summaries[0].num_steps == 3

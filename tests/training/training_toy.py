@@ -117,9 +117,7 @@ def state(folder: Path) -> dict[str, Tensor]:
     (newest,) = (folder / "state").glob("[0-9]*")
     files = {name: newest / f"{name}.safetensors" for name in ("model", "optimizer")}
     files["best"] = folder / "model.safetensors"
-    return {
-        f"{kind}: {name}": x for kind, file in files.items() for name, x in read_safetensors(file).items()
-    }
+    return {f"{kind}: {name}": x for kind, file in files.items() for name, x in read_safetensors(file).items()}
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:

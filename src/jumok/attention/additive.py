@@ -40,9 +40,7 @@ def compute_additive_scores(query: Tensor, keys: Tensor, v: Tensor) -> Tensor:
         with disable_autocast(pairs.device):
             return pairs.tanh() @ v.to(pairs.dtype)
 
-    return chunking.map_row_chunks(
-        compute_rows, query.shape[-2], count_elements_per_row(query, keys), (query, keys, v)
-    )
+    return chunking.map_row_chunks(compute_rows, query.shape[-2], count_elements_per_row(query, keys), (query, keys, v))
 
 
 def count_elements_per_row(query: Tensor, keys: Tensor) -> int:

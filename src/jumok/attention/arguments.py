@@ -112,15 +112,9 @@ def build_attention_call(
     if is_autocast_enabled(query.device):
         # The dtypes may differ. They are converted as PyTorch's own functions do.
         query, value = _to_autocast_dtype(query), None if value is None else _to_autocast_dtype(value)
-        key = (
-            replace(key, keys=_to_autocast_dtype(keys))
-            if isinstance(key, PreparedKeys)
-            else _to_autocast_dtype(key)
-        )
+        key = replace(key, keys=_to_autocast_dtype(keys)) if isinstance(key, PreparedKeys) else _to_autocast_dtype(key)
     if value is not None and value.shape[-2] != keys.shape[-2]:
-        raise InputError(
-            f"there are {keys.shape[-2]} keys but {value.shape[-2]} values; each key needs its value"
-        )
+        raise InputError(f"there are {keys.shape[-2]} keys but {value.shape[-2]} values; each key needs its value")
     if score is None:
         if isinstance(key, PreparedKeys):
             raise InputError(f"these keys were prepared by {key.score_name}; pass that score as score=")
@@ -225,8 +219,7 @@ def _check_tensors(tensors: dict[str, Tensor]) -> None:
             raise InputError(f"{name} is {x.dtype}; expected floating-point: convert with .float()")
         if x.device != first.device:
             raise InputError(
-                f"{name} is on {x.device}, the {first_name} on {first.device}; "
-                "move them to one device with .to()"
+                f"{name} is on {x.device}, the {first_name} on {first.device}; move them to one device with .to()"
             )
         if not are_dtypes_compatible(x, first):
             raise InputError(f"{name} is {x.dtype}, the {first_name} {first.dtype}; convert one with .to()")
@@ -248,9 +241,7 @@ def _broadcast_leading_dims(tensors: dict[str, Tensor]) -> tuple[torch.Size, int
             f"{tuple(tensors[others[0]].shape)}: {first} has too few dimensions. One query per row is "
             f"{first}[:, None]; the same queries for all rows are {first}[None]"
         )
-    if all(
-        shape == query for shape in shapes.values()
-    ):  # the usual case; the rest takes longer than a launch
+    if all(shape == query for shape in shapes.values()):  # the usual case; the rest takes longer than a launch
         return query, 1
     group_size = 1
     if len(query) == 2 == len(key) and 1 < key[1] < query[1] and query[1] % key[1] == 0:

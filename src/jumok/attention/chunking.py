@@ -54,7 +54,5 @@ def map_row_chunks(
     chunks = []
     for start in range(0, num_queries, chunk_size):
         rows = slice(start, min(start + chunk_size, num_queries))
-        chunks.append(
-            checkpoint(compute_unchanged, rows, use_reentrant=False) if recompute else compute_rows(rows)
-        )
+        chunks.append(checkpoint(compute_unchanged, rows, use_reentrant=False) if recompute else compute_rows(rows))
     return torch.cat(chunks, dim=-2)

@@ -76,9 +76,7 @@ PATHS = (
         flex.run_flex,
     ),
 )
-REFERENCE = AttentionPath(
-    "reference", reference.describe_reference, lambda call: None, reference.run_reference
-)
+REFERENCE = AttentionPath("reference", reference.describe_reference, lambda call: None, reference.run_reference)
 
 
 def choose_path(call: AttentionCall) -> PathExplanation:

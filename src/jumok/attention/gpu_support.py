@@ -100,9 +100,7 @@ def supports_compile(device: torch.device) -> bool:
     return gpu is not None and (gpu.is_rocm or gpu.compute_capability >= VOLTA) and has_triton()
 
 
-def _capability_unsupported_reason(
-    gpu: GPUProperties, min_capability: tuple[int, int], kernel_name: str
-) -> str | None:
+def _capability_unsupported_reason(gpu: GPUProperties, min_capability: tuple[int, int], kernel_name: str) -> str | None:
     if not gpu.is_rocm and gpu.compute_capability >= min_capability:
         return None
     required, actual = (".".join(map(str, version)) for version in (min_capability, gpu.compute_capability))

@@ -193,9 +193,7 @@ class MultiHead(nn.Module):
                 f"the source: MultiHead(…, key_width={source.shape[-1]})"
             )
         _check_input("source", source, "key_width", self.key_width)
-        key, value = self._split_qkv_heads(
-            self.project_source(source), [self.num_key_heads, self.num_key_heads]
-        )
+        key, value = self._split_qkv_heads(self.project_source(source), [self.num_key_heads, self.num_key_heads])
         return KVCache(owner=self).append(key, value, lengths).zero_padding()
 
     def _project_inputs(
@@ -249,9 +247,7 @@ class MultiHead(nn.Module):
         """Split ``(B, T, · D)`` into one ``(B, heads, T, D)`` for each of these numbers of heads."""
         if type(x) is Tensor and x.is_cpu and len(set(head_counts)) == 1 and not is_tracing():
             # Fewer operations. Only GPU kernels write the gradients next to each other.
-            return list(
-                x.unflatten(2, (len(head_counts), -1, self.head_width)).permute(2, 0, 3, 1, 4).unbind()
-            )
+            return list(x.unflatten(2, (len(head_counts), -1, self.head_width)).permute(2, 0, 3, 1, 4).unbind())
         return [self._split_heads(part) for part in split_qkv(x, [n * self.head_width for n in head_counts])]
 
     def _split_heads(self, x: Tensor) -> Tensor:
@@ -280,9 +276,7 @@ def _is_aligned_to_last_key(mask: Mask) -> bool:
     return isinstance(mask, WindowMask) and mask.offset is None
 
 
-def _check_sizes(
-    width: int, num_heads: int, num_key_heads: int, key_width: int | None, head_width: int | None
-) -> None:
+def _check_sizes(width: int, num_heads: int, num_key_heads: int, key_width: int | None, head_width: int | None) -> None:
     sizes = {
         "width": width,
         "num_heads": num_heads,

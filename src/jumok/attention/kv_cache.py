@@ -131,8 +131,7 @@ class KVCache:
             for row in row_numbers:
                 if not 0 <= row < len(self.lengths):
                     raise InputError(
-                        f"reorder(index) asks for row {row} of a batch of {len(self.lengths)}; "
-                        "the first row is 0"
+                        f"reorder(index) asks for row {row} of a batch of {len(self.lengths)}; the first row is 0"
                     )
             lengths = tuple(self.lengths[row] for row in row_numbers)
         rows = move_to_device(rows.long(), buffer.key.device)
@@ -148,9 +147,7 @@ class KVCache:
         lengths = move_to_device(torch.tensor(self.lengths), self.key.device)
         is_real = (torch.arange(self.max_length, device=lengths.device) < lengths[:, None])[:, None, :, None]
         key, value = (x.where(is_real, 0) for x in (self.key, self.value))
-        return KVCache(
-            self.lengths, KVBuffer(key, value, used_lengths=None), self.owner, padding_is_zero=True
-        )
+        return KVCache(self.lengths, KVBuffer(key, value, used_lengths=None), self.owner, padding_is_zero=True)
 
     def build_causal_mask(self, num_new_tokens: int, lengths: PerRowInts | None = None) -> Mask:
         """Return the mask for tokens about to be appended: each sees the past and itself, but no later token.
@@ -166,9 +163,7 @@ class KVCache:
         batch_size = len(self.lengths) if self.buffer is not None or lengths is None else len(lengths)
         before = self._lengths_before(batch_size)
         after = self._lengths_after(batch_size, num_new_tokens, lengths)
-        if not _is_ragged(before) and all(
-            b + num_new_tokens == a for b, a in zip(before, after, strict=True)
-        ):
+        if not _is_ragged(before) and all(b + num_new_tokens == a for b, a in zip(before, after, strict=True)):
             return masks.causal()  # equal to offset=before if all rows are equal, and fast paths support it
         if num_new_tokens == 1:
             return masks.padding(after)  # no token is later than the only new one
@@ -208,16 +203,12 @@ class KVCache:
     def _lengths_before(self, batch_size: int) -> tuple[int, ...]:
         return self.lengths or (0,) * batch_size
 
-    def _lengths_after(
-        self, batch_size: int, num_new_tokens: int, lengths: PerRowInts | None
-    ) -> tuple[int, ...]:
+    def _lengths_after(self, batch_size: int, num_new_tokens: int, lengths: PerRowInts | None) -> tuple[int, ...]:
         before = self._lengths_before(batch_size)
         if lengths is None:
             return tuple(b + num_new_tokens for b in before)
         if isinstance(lengths, int):
-            raise InputError(
-                f"lengths={lengths} is one number; expected one for each of the {batch_size} rows"
-            )
+            raise InputError(f"lengths={lengths} is one number; expected one for each of the {batch_size} rows")
         num_added = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
         if len(num_added) != batch_size or any(
             not isinstance(n, int) or not 0 <= n <= num_new_tokens for n in num_added

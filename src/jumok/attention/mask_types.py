@@ -128,9 +128,7 @@ class Mask:
         return NotMask(self)
 
     def __bool__(self) -> bool:
-        raise InputError(
-            "masks combine with &, | and ~ (not with and, or and not); test for a mask with `is None`"
-        )
+        raise InputError("masks combine with &, | and ~ (not with and, or and not); test for a mask with `is None`")
 
     def to_dense(
         self,
@@ -393,8 +391,7 @@ class DenseMask(Mask):
     def check_shape(self, leading_shape: Sequence[int], shape: AttentionShape) -> None:
         if self.allowed.device != shape.device:
             raise InputError(
-                f"the mask tensor is on {self.allowed.device}, the query on {shape.device}; "
-                "move the mask with .to()"
+                f"the mask tensor is on {self.allowed.device}, the query on {shape.device}; move the mask with .to()"
             )
         scores_shape = (*leading_shape, shape.num_queries, shape.num_keys)
         check_broadcast("the mask tensor", self.allowed.shape, scores_shape)
@@ -483,9 +480,7 @@ class AndMask(_BinaryMask):
         masks = self.conjuncts()
         if not all(mask.has_no_empty_rows(shape) for mask in masks):
             return False
-        return all(mask.includes_diagonal() for mask in masks) or all(
-            mask.includes_first_key() for mask in masks
-        )
+        return all(mask.includes_diagonal() for mask in masks) or all(mask.includes_first_key() for mask in masks)
 
     def has_no_hidden_keys(self, shape: AttentionShape) -> bool:
         return shape.num_queries == shape.num_keys and all(
@@ -555,9 +550,7 @@ def _slice_rows(x: Tensor, rows: slice, dim: int) -> Tensor:
 
 def align_leading_dims(x: Tensor, num_mask_dims: int, num_leading_dims: int) -> Tensor:
     """Insert dimensions of size 1 after the mask's own leading dimensions, which stay leftmost."""
-    return x.reshape(
-        *x.shape[:num_mask_dims], *[1] * (num_leading_dims - num_mask_dims), *x.shape[num_mask_dims:]
-    )
+    return x.reshape(*x.shape[:num_mask_dims], *[1] * (num_leading_dims - num_mask_dims), *x.shape[num_mask_dims:])
 
 
 def _find_covered_keys(band: Band, num_keys: int) -> Tensor:
@@ -595,9 +588,7 @@ def check_leading_shape(name: str, shape: Sequence[int], leading_shape: Sequence
         )
 
 
-def _check_zero_one_shape(
-    mask_shape: Sequence[int], leading_shape: Sequence[int], shape: AttentionShape
-) -> None:
+def _check_zero_one_shape(mask_shape: Sequence[int], leading_shape: Sequence[int], shape: AttentionShape) -> None:
     if mask_shape[-1] != shape.num_keys:
         raise InputError(
             f"the 0/1 mask has shape {tuple(mask_shape)}, but there are {shape.num_keys} keys; its last "

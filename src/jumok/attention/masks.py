@@ -66,9 +66,7 @@ def padding(lengths: IntTensorLike, bounds: tuple[int, int] | None = None) -> Ma
     shortest, longest = _read_min_max(lengths)
     if shortest < 0:
         raise InputError(f"padding(lengths) contains {shortest}; a length is 0 or more")
-    return PaddingMask(
-        torch.zeros_like(lengths), lengths - 1, min_length=shortest, max_end=longest, max_first=0
-    )
+    return PaddingMask(torch.zeros_like(lengths), lengths - 1, min_length=shortest, max_end=longest, max_first=0)
 
 
 @_outside_inference_mode
@@ -109,9 +107,7 @@ def window(left: int | None, right: int | None, offset: IntTensorLike | None = N
     """
     for side, reach in (("left", left), ("right", right)):
         if reach is not None and (isinstance(reach, bool) or not isinstance(reach, int) or reach < 0):
-            raise InputError(
-                f"window({side}={reach!r}): give an integer number of keys, or None for all keys"
-            )
+            raise InputError(f"window({side}={reach!r}): give an integer number of keys, or None for all keys")
     return WindowMask(left, right, _read_offset("window(offset)", offset))
 
 
@@ -145,9 +141,7 @@ def documents(ids: IntTensorLike, query_ids: IntTensorLike | None = None) -> Mas
             f"documents(ids, query_ids): got ids of shape {tuple(key_ids.shape)} and query_ids of shape "
             f"{tuple(query_ids.shape)}; all dimensions but the last must be equal"
         )
-    rows = zip(
-        key_ids.reshape(-1, key_ids.shape[-1]), query_ids.reshape(-1, query_ids.shape[-1]), strict=True
-    )
+    rows = zip(key_ids.reshape(-1, key_ids.shape[-1]), query_ids.reshape(-1, query_ids.shape[-1]), strict=True)
     return DocumentMask(
         key_ids,
         contiguous,
@@ -206,9 +200,7 @@ def _read_cu_seqlens(name: str, values: IntTensorLike) -> Tensor:
     """Return sequence boundaries as a tensor. A tensor is returned as it is, on its device."""
     cu_seqlens = values if isinstance(values, Tensor) else _read_integers(name, values)
     if not _is_integer_tensor(cu_seqlens) or cu_seqlens.dim() != 1 or len(cu_seqlens) < 1:
-        raise InputError(
-            f"{name}: expected integers of shape (sequences + 1,), got {_describe_argument(cu_seqlens)}"
-        )
+        raise InputError(f"{name}: expected integers of shape (sequences + 1,), got {_describe_argument(cu_seqlens)}")
     return cu_seqlens
 
 
@@ -218,9 +210,7 @@ def _measure_sequences(
     """Return the maximum length, and the lengths of all sequences if they are on the host."""
     if cu_seqlens.device.type != "cpu":
         if max_seqlen is None:
-            raise InputError(
-                f"{name} is on {cu_seqlens.device}: give the length of the longest as {max_name}="
-            )
+            raise InputError(f"{name} is on {cu_seqlens.device}: give the length of the longest as {max_name}=")
         return max_seqlen, None
     lengths = cu_seqlens.diff()
     if cu_seqlens[0] != 0 or (lengths < 0).any():

@@ -58,9 +58,7 @@ class DocumentMask(Mask):
                 has_keys = is_present & (query_ids >= 0)
             band = torch.where(has_keys, first, 0), torch.where(has_keys, last, -1)  # 0 … −1 is empty
             on_device = (move_to_device(x, shape.device) for x in band)
-            return Band(
-                *(align_leading_dims(x, self.num_leading_dims, shape.num_leading_dims) for x in on_device)
-            )
+            return Band(*(align_leading_dims(x, self.num_leading_dims, shape.num_leading_dims) for x in on_device))
 
         return self.get_or_compute(("band", shape), compute)
 
@@ -83,9 +81,7 @@ class DocumentMask(Mask):
                 f"documents(ids, query_ids) has the ids of {self.query_ids.shape[-1]} queries, but there are "
                 f"{shape.num_queries}; give one id for every query"
             )
-        if self.ids.shape[-1] != shape.num_keys or (
-            self.query_ids is None and shape.num_queries > shape.num_keys
-        ):
+        if self.ids.shape[-1] != shape.num_keys or (self.query_ids is None and shape.num_queries > shape.num_keys):
             raise InputError(
                 f"documents(ids) has {self.ids.shape[-1]} ids, but there are {shape.num_queries} queries and "
                 f"{shape.num_keys} keys; give one id for every key (without query_ids, the queries are the "
@@ -189,9 +185,7 @@ class PackedMask(BandMask):
         return self.is_self_attention
 
     def __repr__(self) -> str:
-        queries = (
-            "" if self.cu_seqlens_q is None else f", cu_seqlens_q=<{self.cu_seqlens_q.numel() - 1} sequences>"
-        )
+        queries = "" if self.cu_seqlens_q is None else f", cu_seqlens_q=<{self.cu_seqlens_q.numel() - 1} sequences>"
         return f"packed(<{self.cu_seqlens.numel() - 1} sequences>{queries})"
 
 

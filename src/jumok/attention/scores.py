@@ -67,13 +67,9 @@ class Score(nn.Module):
         self.check_widths(query.shape[-1], keys.shape[-1], is_prepared)
         parameter = query if self.representative_parameter is None else self.representative_parameter
         if parameter.device != query.device:
-            raise InputError(
-                f"{self.name} is on {parameter.device}, the query on {query.device}; move one with .to()"
-            )
+            raise InputError(f"{self.name} is on {parameter.device}, the query on {query.device}; move one with .to()")
         if not are_dtypes_compatible(parameter, query):
-            raise InputError(
-                f"{self.name} is {parameter.dtype}, the query {query.dtype}; convert one with .to()"
-            )
+            raise InputError(f"{self.name} is {parameter.dtype}, the query {query.dtype}; convert one with .to()")
 
     def check_widths(self, query_width: int, key_width: int, is_prepared: bool) -> None:
         """Raise unless the score supports queries and keys (prepared if ``is_prepared``) of these widths."""
@@ -89,9 +85,7 @@ class Score(nn.Module):
                 f"these keys were prepared by another {self.name}, with its own parameters; "
                 "call this score's own prepare(keys)"
             )
-        is_version_known = (
-            key.owner is not None and key.owner_version >= 0 and not torch.compiler.is_compiling()
-        )
+        is_version_known = key.owner is not None and key.owner_version >= 0 and not torch.compiler.is_compiling()
         if is_version_known and key.owner_version != self.key_version:
             raise InputError(
                 f"the parameters of {self.name} have changed since these keys were prepared (by an optimizer "
@@ -182,9 +176,7 @@ class General(DotScore):
 
     def check_widths(self, query_width: int, key_width: int, is_prepared: bool) -> None:
         _check_width(self.name, "query", query_width, self.key.out_features)
-        _check_width(
-            self.name, "key", key_width, self.key.out_features if is_prepared else self.key.in_features
-        )
+        _check_width(self.name, "key", key_width, self.key.out_features if is_prepared else self.key.in_features)
 
     @property
     def representative_parameter(self) -> Tensor | None:
@@ -330,9 +322,7 @@ class LocationSensitive(TanhScore):
             raise InputError(f"LocationSensitive(kernel_size={kernel_size}): the kernel size must be odd")
         self.query = nn.Linear(query_width, hidden, bias=False)
         self.key = nn.Linear(key_width, hidden)
-        self.convolution = nn.Conv1d(
-            num_channels, num_filters, kernel_size, padding=kernel_size // 2, bias=False
-        )
+        self.convolution = nn.Conv1d(num_channels, num_filters, kernel_size, padding=kernel_size // 2, bias=False)
         self.location = nn.Linear(num_filters, hidden, bias=False)
         self.v = _init_score_vector(hidden)
 
@@ -372,9 +362,7 @@ class LocationSensitive(TanhScore):
             )
         keys = self.resolve_keys(key)
         previous_weights = self._check_previous_weights(previous_weights, keys)
-        keys = keys + (
-            self.compute_location_term(previous_weights) if location_term is None else location_term
-        )
+        keys = keys + (self.compute_location_term(previous_weights) if location_term is None else location_term)
         return compute_additive_scores(self.project_query(query), keys, self.v)
 
     def _check_previous_weights(self, previous_weights: object, keys: Tensor) -> Tensor:
@@ -421,9 +409,7 @@ class _LocationSensitiveStep(Score):
 
     score: LocationSensitive
 
-    def __init__(
-        self, score: LocationSensitive, previous_weights: Tensor, location_term: Tensor | None
-    ) -> None:
+    def __init__(self, score: LocationSensitive, previous_weights: Tensor, location_term: Tensor | None) -> None:
         super().__init__()
         # Not registered as a submodule: this object does not own the score.
         object.__setattr__(self, "score", score)

@@ -46,9 +46,7 @@ def _view_as_one(gradients: Sequence[Tensor]) -> Tensor | None:
     for x, offset in zip(gradients, offsets, strict=True):
         same_storage = x.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
         same_strides = all(
-            actual == expected
-            for size, actual, expected in zip(x.shape, x.stride(), strides, strict=True)
-            if size > 1
+            actual == expected for size, actual, expected in zip(x.shape, x.stride(), strides, strict=True) if size > 1
         )
         if not (same_storage and same_strides and x.storage_offset() == offset and x.dtype == first.dtype):
             return None

@@ -31,9 +31,7 @@ class SpeechBatch:
     mels: Tensor  # (B, T, M)
     mel_lengths: tuple[int, ...]  # valid frames of each utterance, on the host
     count: int  # number of valid frames
-    device_mel_lengths: Tensor | None = (
-        None  # (B,): the lengths on the device, for static shapes (see Tokens)
-    )
+    device_mel_lengths: Tensor | None = None  # (B,): the lengths on the device, for static shapes (see Tokens)
     linear_spectrograms: Tensor | None = None  # (B, T, F); None if waveforms are generated from mels
     example_indices: tuple[int, ...] = ()  # indices of the examples in their data set
     style_reference: Tensor | None = None  # (B,): row whose recording gives the style; None: the same row

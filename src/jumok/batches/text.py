@@ -109,16 +109,12 @@ class TextBatch:
 
     def with_static_shapes(self) -> Self:
         """The same batch with a :attr:`graph_key`."""
-        tokens: dict[str, Any] = {
-            name: x.with_static_shapes() for name, x in self._select_fields(Tokens).items()
-        }
+        tokens: dict[str, Any] = {name: x.with_static_shapes() for name, x in self._select_fields(Tokens).items()}
         return replace(self, **tokens)
 
     def to(self, device: torch.device | str) -> Self:
         on_gpu = torch.device(device).type == "cuda"
-        moved: dict[str, Any] = {
-            name: x.to(device, non_blocking=on_gpu) for name, x in self._tensor_fields().items()
-        }
+        moved: dict[str, Any] = {name: x.to(device, non_blocking=on_gpu) for name, x in self._tensor_fields().items()}
         moved |= {name: tokens.to(device) for name, tokens in self._select_fields(Tokens).items()}
         return replace(self, **moved)
 

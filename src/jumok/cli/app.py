@@ -80,9 +80,7 @@ def _run_app() -> None:
         exit_with_error(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
     except (MemoryError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
-        if not isinstance(error, MemoryError) and not any(
-            text in reason.lower() for text in OUT_OF_MEMORY_MESSAGES
-        ):
+        if not isinstance(error, MemoryError) and not any(text in reason.lower() for text in OUT_OF_MEMORY_MESSAGES):
             raise
         exit_with_error(
             "out of memory: use smaller batches (train.batch_tokens=… with train.accumulation_steps=…) or a "

@@ -47,9 +47,7 @@ def export(
 
 
 def convert(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Hugging Face folder with pytorch_model.bin.")
-    ],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Hugging Face folder with pytorch_model.bin.")],
     out: Annotated[Path, typer.Option(help="Folder to create.")],
 ) -> None:
     """Convert Hugging Face weights from pickle to safetensors."""

@@ -76,8 +76,6 @@ def compare(
         raise InputError("compare needs two or more runs; one was given")
     task_names = {run.recipe.task for run in opened_runs}
     if len(task_names) > 1:
-        raise InputError(
-            f"these runs have different tasks ({', '.join(sorted(task_names))}); compare runs of one task"
-        )
+        raise InputError(f"these runs have different tasks ({', '.join(sorted(task_names))}); compare runs of one task")
     options = build_task(opened_runs[0]).options_type.from_command_line(beam_size=beam_size)
     base.compare(opened_runs, split, options, out, device, build_console())

@@ -109,9 +109,7 @@ def predict(
     style_weights: StyleWeightsOption = None,
     engine: Annotated[
         Literal["torch", "ctranslate2", "onnx", "ray"],
-        typer.Option(
-            help="Inference engine. ray distributes the work over a cluster.", rich_help_panel=COMPUTATION
-        ),
+        typer.Option(help="Inference engine. ray distributes the work over a cluster.", rich_help_panel=COMPUTATION),
     ] = "torch",
     device: DeviceOption = "auto",
 ) -> None:
@@ -181,8 +179,7 @@ def align(
     alignment_shift: Annotated[
         bool | None,
         typer.Option(
-            help="Use the attention of the following step, whose input is the word. Selected automatically "
-            "by default.",
+            help="Use the attention of the following step, whose input is the word. Selected automatically by default.",
             rich_help_panel=ALIGNMENT,
         ),
     ] = None,

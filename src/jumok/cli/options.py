@@ -69,9 +69,7 @@ StyleWeightsOption: TypeAlias = Annotated[
         rich_help_panel=SPEECH,
     ),
 ]
-SplitOption: TypeAlias = Annotated[
-    Literal["test", "valid"], typer.Option(help="Data split.", rich_help_panel=DATA)
-]
+SplitOption: TypeAlias = Annotated[Literal["test", "valid"], typer.Option(help="Data split.", rich_help_panel=DATA)]
 OnErrorOption: TypeAlias = Annotated[
     Literal["stop", "skip"],
     typer.Option(

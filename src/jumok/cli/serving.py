@@ -23,15 +23,11 @@ def serve(
     ],
     host: Annotated[
         str,
-        typer.Option(
-            help="Address to listen on. 0.0.0.0 listens on all interfaces.", rich_help_panel=NETWORK
-        ),
+        typer.Option(help="Address to listen on. 0.0.0.0 listens on all interfaces.", rich_help_panel=NETWORK),
     ] = "127.0.0.1",
     port: Annotated[
         int,
-        typer.Option(
-            min=0, max=65535, help="Port to listen on. 0 selects a free port.", rich_help_panel=NETWORK
-        ),
+        typer.Option(min=0, max=65535, help="Port to listen on. 0 selects a free port.", rich_help_panel=NETWORK),
     ] = 8000,
     auth_token: Annotated[
         str | None,
@@ -70,8 +66,7 @@ def serve(
         int | None,
         typer.Option(
             min=1,
-            help="Maximum size of a request body in bytes. Defaults to what the largest request of the task "
-            "needs.",
+            help="Maximum size of a request body in bytes. Defaults to what the largest request of the task needs.",
             rich_help_panel=LIMITS,
         ),
     ] = None,
@@ -131,9 +126,7 @@ def serve(
     try:
         from jumok.serve import server
     except ModuleNotFoundError as error:
-        raise MissingExtra(
-            f'serving needs {error.name}, which is not installed: pip install "jumok[serve]"'
-        ) from error
+        raise MissingExtra(f'serving needs {error.name}, which is not installed: pip install "jumok[serve]"') from error
     from jumok.serve.limits import ServerLimits
     from jumok.tasks.api import RequestLimits
 
@@ -155,6 +148,4 @@ def serve(
         request_timeout=timeout,
         shutdown_timeout=shutdown_timeout,
     )
-    server.serve(
-        runs, host=host, port=port, auth_token=auth_token, limits=limits, engine=engine, device=device
-    )
+    server.serve(runs, host=host, port=port, auth_token=auth_token, limits=limits, engine=engine, device=device)

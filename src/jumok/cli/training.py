@@ -26,9 +26,7 @@ def train(
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE", help="Override recipe settings, for example train.max_steps=500."
-        ),
+        typer.Argument(metavar="KEY=VALUE", help="Override recipe settings, for example train.max_steps=500."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -71,9 +69,7 @@ def recipes(
 
 def get_dataset(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the data set.")],
-    out: Annotated[
-        Path | None, typer.Option(help="Folder to download to. Defaults to JUMOK_DATA, or data/.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to download to. Defaults to JUMOK_DATA, or data/.")] = None,
     mirror: Annotated[
         str | None,
         typer.Option(help="URL or folder to copy the files from instead of the original source."),

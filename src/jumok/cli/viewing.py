@@ -31,9 +31,7 @@ def look(
     text: Annotated[str, typer.Argument(metavar="INPUT", help="Input text, a text file, or an image.")],
     target: Annotated[
         str | None,
-        typer.Option(
-            help="Target text. Defaults to the model's own prediction.", rich_help_panel=INPUT_OUTPUT
-        ),
+        typer.Option(help="Target text. Defaults to the model's own prediction.", rich_help_panel=INPUT_OUTPUT),
     ] = None,
     out: Annotated[
         Path | None,
@@ -65,9 +63,7 @@ def look(
     style_audio: StyleAudioOption = None,
     style_weights: StyleWeightsOption = None,
     port: Annotated[int, typer.Option(help="Port to listen on.", rich_help_panel=NETWORK)] = 8765,
-    browser: Annotated[
-        bool, typer.Option(help="Open the viewer in a browser.", rich_help_panel=NETWORK)
-    ] = True,
+    browser: Annotated[bool, typer.Option(help="Open the viewer in a browser.", rich_help_panel=NETWORK)] = True,
     device: DeviceOption = "auto",
 ) -> None:
     """Show a model's attention.
@@ -119,8 +115,7 @@ def _capture_views(
     if huggingface_model.is_huggingface_folder(model):
         if style_audio is not None or style_weights is not None:
             raise InputError(
-                "--style-audio and --style-weights need a run of the task speak; "
-                f"{model} is a Hugging Face folder"
+                f"--style-audio and --style-weights need a run of the task speak; {model} is a Hugging Face folder"
             )
         return huggingface_model.capture_huggingface_model(
             model, line_io.read_text(text), target, ablations=ablations, device=device

@@ -92,9 +92,7 @@ class AudioConfig:
     min_level_db: float = -100.0  # quieter levels count as silence
     linear_spectrogram: bool = False  # append the linear spectrogram to the mel bands
     trim_db: float | None = None  # trim both ends where they are this much quieter than the loudest frame
-    target_level_db: (
-        float | None
-    ) = -24.0  # normalize the mean square to this level, in dB of full scale; None: keep
+    target_level_db: float | None = -24.0  # normalize the mean square to this level, in dB of full scale; None: keep
 
     def __post_init__(self) -> None:
         if not 1000 <= self.sample_rate <= 192_000:
@@ -105,9 +103,7 @@ class AudioConfig:
                 "expected hop_length ≤ win_length ≤ n_fft"
             )
         if not 0 < self.n_mels < self.num_bins:
-            raise InputError(
-                f"n_mels={self.n_mels}: expected 1 to {self.num_bins - 1}, less than n_fft / 2 + 1"
-            )
+            raise InputError(f"n_mels={self.n_mels}: expected 1 to {self.num_bins - 1}, less than n_fft / 2 + 1")
         if not 0 <= self.f_min < self.effective_f_max <= self.sample_rate / 2:
             raise InputError(
                 f"f_min={self.f_min} and f_max={self.effective_f_max}: expected f_min < f_max ≤ "
@@ -116,17 +112,13 @@ class AudioConfig:
         if not 0 <= self.preemphasis < 1:
             raise InputError(f"preemphasis={self.preemphasis}: expected at least 0 and less than 1")
         if self.min_level_db >= 0:
-            raise InputError(
-                f"min_level_db={self.min_level_db}: expected decibels below full scale, as in -100"
-            )
+            raise InputError(f"min_level_db={self.min_level_db}: expected decibels below full scale, as in -100")
         if self.trim_db is not None and self.trim_db <= 0:
             raise InputError(
                 f"trim_db={self.trim_db}: expected decibels below the loudest, as in 40; None trims nothing"
             )
         if self.target_level_db is not None and self.target_level_db >= 0:
-            raise InputError(
-                f"target_level_db={self.target_level_db}: expected decibels below full scale, as in -24"
-            )
+            raise InputError(f"target_level_db={self.target_level_db}: expected decibels below full scale, as in -24")
 
     @classmethod
     def for_sample_rate(cls, sample_rate: int, n_mels: int = 80) -> AudioConfig:
@@ -286,9 +278,7 @@ class AudioProcessor:
         """``(num_bins, T)``; a full-scale sine has magnitude 1."""
         config, librosa = self.config, import_optional("librosa", SPEECH_EXTRA)
         if waveform.ndim != 1 or not len(waveform):
-            raise InputError(
-                f"the waveform has shape {waveform.shape}; expected one or more samples, (samples,)"
-            )
+            raise InputError(f"the waveform has shape {waveform.shape}; expected one or more samples, (samples,)")
         waveform = np.asarray(waveform, np.float32)
         if config.preemphasis:
             waveform = np.append(waveform[:1], waveform[1:] - np.float32(config.preemphasis) * waveform[:-1])
@@ -335,9 +325,7 @@ def _invert_mel(filterbank: NDArray[np.float64], mel_magnitudes: NDArray[np.floa
     Uses multiplicative updates (Lee and Seung 2001). They are more accurate than the general solver of
     librosa in a tenth of the time, especially for quiet bands.
     """
-    magnitudes: NDArray[np.float64] = (
-        filterbank.T @ mel_magnitudes / (filterbank.T.sum(1, keepdims=True) + EPSILON)
-    )
+    magnitudes: NDArray[np.float64] = filterbank.T @ mel_magnitudes / (filterbank.T.sum(1, keepdims=True) + EPSILON)
     target, squared = filterbank.T @ mel_magnitudes, filterbank.T @ filterbank
     for _ in range(NUM_MEL_UPDATES):
         magnitudes *= target / (squared @ magnitudes + EPSILON)
@@ -352,10 +340,7 @@ def decode_audio(
         return InvalidExample(location, "an empty recording")
     if len(data) > limits.max_bytes:
         return file_too_large(location, len(data), limits)
-    if (
-        data[:4] == b"RIFF"
-        and (declared_size := int.from_bytes(data[4:8], "little")) not in UNKNOWN_WAV_SIZES
-    ):
+    if data[:4] == b"RIFF" and (declared_size := int.from_bytes(data[4:8], "little")) not in UNKNOWN_WAV_SIZES:
         missing = declared_size + 8 - len(data)
         if missing > 1:  # the last padding byte is often missing
             return InvalidExample(location, "a damaged recording", f"the last {missing} bytes are missing")
@@ -378,29 +363,21 @@ def decode_audio(
     except soundfile.SoundFileError as error:
         if data.startswith(MAGIC_BYTES):
             return InvalidExample(location, "a damaged recording", _clean_error_text(error))
-        return InvalidExample(
-            location, "not a recording in WAV, FLAC or OGG", f"it begins with {data[:12]!r}"
-        )
+        return InvalidExample(location, "not a recording in WAV, FLAC or OGG", f"it begins with {data[:12]!r}")
     if len(samples) < frames:
-        return InvalidExample(
-            location, "a damaged recording", f"it ends after {len(samples)} of {frames} samples"
-        )
+        return InvalidExample(location, "a damaged recording", f"it ends after {len(samples)} of {frames} samples")
     if not len(samples):
         return InvalidExample(location, "a recording without samples", "is it truncated?")
     if not np.isfinite(samples).all():
         return InvalidExample(location, "a damaged recording", "its samples contain NaN or infinity")
     if (loudest := float(np.abs(samples).max())) > MAX_AMPLITUDE:
-        return InvalidExample(
-            location, "a damaged recording", f"it has samples up to {loudest:.3g}; 1 is full scale"
-        )
+        return InvalidExample(location, "a damaged recording", f"it has samples up to {loudest:.3g}; 1 is full scale")
     return samples, sample_rate
 
 
 def file_too_large(location: str, num_bytes: int, limits: AudioLimits) -> InvalidExample:
     """The result for a file that exceeds the limit."""
-    return InvalidExample(
-        location, "a recording of too many bytes", f"{num_bytes}; the limit is {limits.max_bytes}"
-    )
+    return InvalidExample(location, "a recording of too many bytes", f"{num_bytes}; the limit is {limits.max_bytes}")
 
 
 def _clean_error_text(error: Exception) -> str:

@@ -36,9 +36,7 @@ class CounterRng:
         """A random number in [0, 1) for each counter."""
         return (self.random_bits(counters, stream) >> np.uint64(11)) * np.float64(2.0**-53)
 
-    def integers(
-        self, counters: NDArray[Any], stream: int, limits: NDArray[np.int64] | int
-    ) -> NDArray[np.int64]:
+    def integers(self, counters: NDArray[Any], stream: int, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """A random integer from 0 to below its limit for each counter."""
         return (self(counters, stream) * limits).astype(np.int64)
 

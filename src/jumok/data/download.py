@@ -160,15 +160,12 @@ def _download_file(file: RemoteFile, path: Path, urls: list[str], on_progress: D
         total_bytes = int(content_length) if content_length.isdecimal() and len(content_length) < 19 else None
         num_bytes = _write_response(response, part, total_bytes, on_progress)
         if total_bytes is not None and num_bytes < total_bytes:
-            raise JumokError(
-                f"{response.url}: only {num_bytes} of {total_bytes} bytes were received; try again"
-            )
+            raise JumokError(f"{response.url}: only {num_bytes} of {total_bytes} bytes were received; try again")
         checksum = _text_checksum(part)
         if checksum != file.sha256:
             problem = f"has an unexpected text (SHA-256 {checksum})" if checksum else "is damaged"
             raise JumokError(
-                f"{response.url}: the file {problem}: it was changed at its source or in transit. It was "
-                "not kept"
+                f"{response.url}: the file {problem}: it was changed at its source or in transit. It was not kept"
             )
 
 
@@ -184,9 +181,7 @@ def _write_response(
                 out.write(chunk)
                 on_progress(num_bytes, total_bytes)
         except (OSError, http.client.HTTPException) as error:
-            raise JumokError(
-                f"{response.url}: the download broke off after {num_bytes} bytes: {error}"
-            ) from None
+            raise JumokError(f"{response.url}: the download broke off after {num_bytes} bytes: {error}") from None
     return num_bytes
 
 

@@ -57,17 +57,10 @@ class ImageAugmentation:
     def __call__(self, pixels: Tensor, indices: IndexArray, rng: CounterRng) -> Tensor:
         """Augment pixels ``(B, 3, S, S)``. The indices ``(B,)`` determine the random numbers."""
         area = self.min_crop_area + (1 - self.min_crop_area) * rng(indices, STREAM_AREA)
-        ratio = (
-            MIN_ASPECT ** (2 * rng(indices, STREAM_ASPECT) - 1)
-            if self.min_crop_area < 1
-            else np.ones(len(indices))
-        )
+        ratio = MIN_ASPECT ** (2 * rng(indices, STREAM_ASPECT) - 1) if self.min_crop_area < 1 else np.ones(len(indices))
         # The size relative to the image, and the centre from −1 to 1.
         width, height = (np.minimum(1, np.sqrt(part)) for part in (area * ratio, area / ratio))
-        x, y = (
-            (2 * rng(indices, stream) - 1) * (1 - size)
-            for stream, size in ((STREAM_X, width), (STREAM_Y, height))
-        )
+        x, y = ((2 * rng(indices, stream) - 1) * (1 - size) for stream, size in ((STREAM_X, width), (STREAM_Y, height)))
         sign = np.where(rng(indices, STREAM_FLIP) < 0.5, -1.0, 1.0) if self.horizontal_flip else 1.0
         zero = np.zeros(len(indices))
         transforms = np.stack([[width * sign, zero, x], [zero, height, y]]).transpose(2, 0, 1)

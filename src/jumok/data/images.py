@@ -61,9 +61,7 @@ class ImageFile(DataFile):
 
     description: ClassVar[str] = "image"
 
-    def decode(
-        self, location: str | None = None, limits: ImageLimits = IMAGE_LIMITS
-    ) -> Pixels | InvalidExample:
+    def decode(self, location: str | None = None, limits: ImageLimits = IMAGE_LIMITS) -> Pixels | InvalidExample:
         """The pixels ``(height, width, 3)``; or why it cannot be decoded."""
         location = location or self.location
         if self.num_bytes > limits.max_bytes:

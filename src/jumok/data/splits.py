@@ -41,9 +41,7 @@ def split_held_out(examples: Sequence[T], key: Callable[[T], str], num_held_out:
     groups: dict[str, list[int]] = {}
     for index, example in enumerate(examples):
         groups.setdefault(key(example), []).append(index)
-    order = iter(
-        sorted(groups, key=lambda group_key: hashlib.blake2b(group_key.encode(), digest_size=8).digest())
-    )
+    order = iter(sorted(groups, key=lambda group_key: hashlib.blake2b(group_key.encode(), digest_size=8).digest()))
     split_of_example = ["train"] * len(examples)
     for split_name in ("test", "valid"):
         num_remaining = min(num_held_out, int(MAX_HELD_OUT_SHARE * len(examples)))
@@ -79,8 +77,7 @@ def read_examples(path: Path, example_type: type[T]) -> list[T]:
                 examples.append(parse(line))
             except pydantic.ValidationError:
                 raise InputError(
-                    f"{path}:{line_number} is not an example that training held out: the file was changed; "
-                    "train again"
+                    f"{path}:{line_number} is not an example that training held out: the file was changed; train again"
                 ) from None
     return examples
 

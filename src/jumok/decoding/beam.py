@@ -76,9 +76,7 @@ def beam_search(
     inputs = constraints.select_nonempty(source, max_length)
     if not inputs.rows:
         return hypotheses
-    beam_state = BeamState(
-        inputs.max_lengths, beam_size, n_best, length_penalty, stop_by_score=coverage is None
-    )
+    beam_state = BeamState(inputs.max_lengths, beam_size, n_best, length_penalty, stop_by_score=coverage is None)
     _run_search(model, inputs.source, beam_state, allow_unk=allow_unk)
     finished = [beam_state.finished_hypotheses(n) for n in range(len(inputs.rows))]
     if coverage is not None:
@@ -110,9 +108,7 @@ def coverage_penalty(weights: Tensor, source_lengths: Sequence[int], strength: f
     return strength * received.log().masked_fill(~is_source, 0.0).sum(1)
 
 
-def _run_search(
-    model: IncrementalDecoder[S], source: Tokens, beam_state: BeamState, *, allow_unk: bool
-) -> None:
+def _run_search(model: IncrementalDecoder[S], source: Tokens, beam_state: BeamState, *, allow_unk: bool) -> None:
     """Run steps until all sentences are done. Only ``beam_state.add_steps`` waits for a GPU."""
     device, num_sentences = source.ids.device, len(source.lengths)
     sync_interval = constraints.get_sync_interval(device)
@@ -172,16 +168,13 @@ def _add_coverage(
     finished: list[list[Hypothesis]], rows: list[int], coverage: CoverageScorer
 ) -> list[list[Hypothesis]]:
     """Return the hypotheses with the coverage added to their scores."""
-    flat = [
-        (row, hypothesis) for row, hypotheses in zip(rows, finished, strict=True) for hypothesis in hypotheses
-    ]
+    flat = [(row, hypothesis) for row, hypotheses in zip(rows, finished, strict=True) for hypothesis in hypotheses]
     if not flat:
         return finished
     terms = coverage([row for row, _ in flat], [hypothesis.ids for _, hypothesis in flat])
     if terms.shape != (len(flat),) or not bool(terms.isfinite().all()):
         raise InputError(
-            f"coverage returned {terms}; expected a finite number for each of the {len(flat)} finished "
-            "hypotheses"
+            f"coverage returned {terms}; expected a finite number for each of the {len(flat)} finished hypotheses"
         )
     term = iter(terms.tolist())
     return [[replace(h, score=h.score + next(term)) for h in hypotheses] for hypotheses in finished]

@@ -116,9 +116,7 @@ class BeamState:
 
     def find_dead_end_step(self, sentence: int) -> int:
         """Return the step after which a sentence had no live hypothesis."""
-        return next(
-            step for step, log_probs in enumerate(self._log_probs) if log_probs[sentence, 0] == -np.inf
-        )
+        return next(step for step, log_probs in enumerate(self._log_probs) if log_probs[sentence, 0] == -np.inf)
 
     def _check_not_nan(self, *values: NDArray[np.float64]) -> None:
         """Raise an error if values of a sentence are NaN before its end."""

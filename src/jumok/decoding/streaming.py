@@ -70,9 +70,7 @@ class StreamingDecoder(Generic[S]):
     ``sentences`` are the numbers of the sentences of one search, without the empty ones.
     """
 
-    def __init__(
-        self, model: IncrementalDecoder[S], listener: StreamListener, sentences: Sequence[int]
-    ) -> None:
+    def __init__(self, model: IncrementalDecoder[S], listener: StreamListener, sentences: Sequence[int]) -> None:
         self.model, self.listener, self.sentences = model, listener, tuple(sentences)
 
     def start(self, source: Tokens) -> _StreamingState[S]:
@@ -94,9 +92,7 @@ class StreamingDecoder(Generic[S]):
                     if best and EOS not in best:
                         self.listener.on_tokens(sentence, best)
         logits, inner = self.model.step(state.inner, ids)
-        cancelled = [
-            source for source, sentence in enumerate(state.sentences) if self.listener.is_cancelled(sentence)
-        ]
+        cancelled = [source for source, sentence in enumerate(state.sentences) if self.listener.is_cancelled(sentence)]
         if cancelled:
             logits = _force_eos(logits, cancelled, rows_per_sentence)
         return logits, replace(state, inner=inner, token_ids=token_ids)

@@ -155,9 +155,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     missing = sorted(weight_map.keys() - tensors.keys())
     unexpected = sorted(tensors.keys() - weight_map.keys())
     if missing or unexpected:
-        raise InputError(
-            f"{index} does not match its files: {_format_mismatch(missing=missing, surplus=unexpected)}"
-        )
+        raise InputError(f"{index} does not match its files: {_format_mismatch(missing=missing, surplus=unexpected)}")
     return tensors
 
 
@@ -192,9 +190,7 @@ def _build_model(hf_config: Mapping[str, Any], tensors: Mapping[str, Tensor], fo
         return any(name.startswith(prefixes) for name in tensors)
 
     has_mlm = has("cls.predictions.") or bool(architectures & {"BertForPreTraining", "BertForMaskedLM"})
-    has_nsp = has(f"{NSP_HEAD}.") or bool(
-        architectures & {"BertForPreTraining", "BertForNextSentencePrediction"}
-    )
+    has_nsp = has(f"{NSP_HEAD}.") or bool(architectures & {"BertForPreTraining", "BertForNextSentencePrediction"})
     is_classifier = "BertForSequenceClassification" in architectures
     is_tagger = "BertForTokenClassification" in architectures
     if has(f"{CLASSIFIER_HEAD}.") and not is_tagger:
@@ -319,9 +315,7 @@ def export_bert(
         write_safetensors(_export_tensors(model), new / "model.safetensors")
         if tokenizer is not None:
             tokenizer.save(new)
-            write_json(
-                new / "tokenizer_config.json", _build_tokenizer_config(tokenizer, bert.config.max_positions)
-            )
+            write_json(new / "tokenizer_config.json", _build_tokenizer_config(tokenizer, bert.config.max_positions))
     return folder
 
 
@@ -354,9 +348,7 @@ def _get_architecture(model: nn.Module) -> str:
     return architectures[type(model)]
 
 
-def _build_hf_config(
-    model: nn.Module, tokenizer: WordPieceTokenizer | None, labels: Sequence[str]
-) -> dict[str, Any]:
+def _build_hf_config(model: nn.Module, tokenizer: WordPieceTokenizer | None, labels: Sequence[str]) -> dict[str, Any]:
     bert = _get_encoder(model)
     config = bert.config
     hf_config: dict[str, Any] = {

@@ -155,15 +155,11 @@ def _compare_translations(torch_predictor: Any, folder: Path) -> str:
 # -------------------------------------------------------------------------------------- model
 
 
-def write_model(
-    model: Transformer, tokenizers: TokenizerPair, folder: Path, quantization: str | None = None
-) -> None:
+def write_model(model: Transformer, tokenizers: TokenizerPair, folder: Path, quantization: str | None = None) -> None:
     """Write the model and its vocabularies in the format of CTranslate2 to an existing folder."""
     for name, weight in model.named_parameters():  # CTranslate2 does not report NaN
         if not weight.isfinite().all():
-            raise InputError(
-                f"{name} contains NaN or infinity: the training has diverged; use earlier weights"
-            )
+            raise InputError(f"{name} contains NaN or infinity: the training has diverged; use earlier weights")
     config, specs = model.config, import_ctranslate2().specs
     spec = specs.TransformerSpec.from_config(
         (config.encoder_layers, config.decoder_layers),

@@ -78,9 +78,7 @@ def export_marian(
 
 def _check_exportable(model: nn.Module) -> Transformer:
     if not isinstance(model, Transformer):
-        raise InputError(
-            f"expected a Transformer; a {type(model).__name__} came, which transformers does not have"
-        )
+        raise InputError(f"expected a Transformer; a {type(model).__name__} came, which transformers does not have")
     if model.config.norm != "post":
         raise InputError(
             f"model.norm={model.config.norm!r} cannot be exported, because Marian normalizes after each "
@@ -206,9 +204,7 @@ def _iter_reordered_weights(model: Transformer, order: Tensor) -> WeightItems:
         yield from _iter_attention(f"{name}.self_attn", decoder.self_attention, order)
         yield from _iter_norm(f"{name}.self_attn_layer_norm", decoder.self_attention_residual, order)
         yield from _iter_attention(f"{name}.encoder_attn", decoder.cross_attention, order)
-        yield from _iter_norm(
-            f"{name}.encoder_attn_layer_norm", decoder.feed_forward.attention_residual, order
-        )
+        yield from _iter_norm(f"{name}.encoder_attn_layer_norm", decoder.feed_forward.attention_residual, order)
         yield from _iter_feed_forward(name, decoder.feed_forward, order)
 
 

@@ -101,18 +101,14 @@ class InferenceWorker:
     def predict_lines(self, lines: list[str], first_number: int) -> Iterator[LineResult]:
         """Yield the results of lines, numbered from ``first_number``. Invalid lines raise, or are skipped."""
         job, n_best = self.job, self.job.options.n_best
-        for prediction in predict_isolating_errors(
-            self._predict, lines, first_number, skip_invalid=job.skip_invalid
-        ):
+        for prediction in predict_isolating_errors(self._predict, lines, first_number, skip_invalid=job.skip_invalid):
             if isinstance(prediction, InputError):
                 # A skipped line keeps its place by an empty line. JSON and n-best lists have line numbers.
                 yield LineResult([""] if n_best == 1 and not job.as_json else [], [str(prediction)])
                 continue
             if self.save_prediction is not None:
                 prediction = self.save_prediction(prediction)
-            output_lines = prediction.to_lines(
-                n_best=n_best > 1, alignments=job.write_alignments, as_json=job.as_json
-            )
+            output_lines = prediction.to_lines(n_best=n_best > 1, alignments=job.write_alignments, as_json=job.as_json)
             index = prediction.index
             messages = [f"line {index + 1}: {warning}" for warning in prediction.warnings]
             yield LineResult([self._format_line(line, index) for line in output_lines], messages, prediction)
@@ -192,9 +188,7 @@ def run_inference(
         print(f"{map_path} is not written: the input has no words", file=sys.stderr)
 
 
-def _check_outputs(
-    job: InferenceJob, text: str | None, output_path: Path | None, map_path: Path | None
-) -> None:
+def _check_outputs(job: InferenceJob, text: str | None, output_path: Path | None, map_path: Path | None) -> None:
     """Raise an error if an output would overwrite the input or a file of the run."""
     inputs: list[str | Path | int] = [*job.run.model_files]
     if text is not None:
@@ -214,9 +208,7 @@ def _resolve_formats(job: InferenceJob, input_path: Path | None, output_path: Pa
     if job.engine not in ENGINES:
         raise InputError(f"--engine {job.engine}: it is one of {', '.join(ENGINES)}")
     has_objects = input_path is not None and readers_formats.file_suffix(input_path) == JSONL_SUFFIX
-    writes_json = (
-        has_objects if output_path is None else readers_formats.file_suffix(output_path) == JSONL_SUFFIX
-    )
+    writes_json = has_objects if output_path is None else readers_formats.file_suffix(output_path) == JSONL_SUFFIX
     return replace(job, jsonl_path=input_path if has_objects else None, as_json=job.as_json or writes_json)
 
 
@@ -240,9 +232,7 @@ def _open_worker(
 class LocalWorker(InferenceWorker):
     """A worker in this process. It also draws the attention map."""
 
-    def __init__(
-        self, job: InferenceJob, save_prediction: PredictionWriter | None, map_path: Path | None
-    ) -> None:
+    def __init__(self, job: InferenceJob, save_prediction: PredictionWriter | None, map_path: Path | None) -> None:
         super().__init__(job, save_prediction)
         self.map_path = map_path  # None: there is no map, or it is drawn
 

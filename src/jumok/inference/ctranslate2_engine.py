@@ -78,9 +78,7 @@ class CTranslate2TranslationPredictor(TranslationPredictor):
         )
         source, target = self.tokenizers.source, self.tokenizers.target
         self._source_pieces = source.ids_to_tokens(range(source.vocab_size))
-        self._target_ids = {
-            piece: index for index, piece in enumerate(target.ids_to_tokens(range(target.vocab_size)))
-        }
+        self._target_ids = {piece: index for index, piece in enumerate(target.ids_to_tokens(range(target.vocab_size)))}
 
     @property
     def max_source_tokens(self) -> int:
@@ -105,15 +103,9 @@ class CTranslate2TranslationPredictor(TranslationPredictor):
         rows = [row for row, ids in enumerate(source_ids) if ids]  # the model is not used for empty lines
         if not rows:
             return hypotheses
-        size = max(
-            self.decode_config.beam_size if options.beam_size is None else options.beam_size, options.n_best
-        )
+        size = max(self.decode_config.beam_size if options.beam_size is None else options.beam_size, options.n_best)
         penalty = self.decode_config.length_penalty if size > 1 else 0.0
-        coverage = (
-            self._make_coverage_scorer(source_ids)
-            if size > 1 and self.decode_config.coverage_penalty
-            else None
-        )
+        coverage = self._make_coverage_scorer(source_ids) if size > 1 and self.decode_config.coverage_penalty else None
         # All hypotheses are needed to rank them by our score, unless that is the log-probability.
         num_hypotheses = size if penalty or coverage is not None else options.n_best
         exponent = _match_length_penalty(penalty, source_ids) or (NO_PENALTY if num_hypotheses > 1 else 0.0)
@@ -155,9 +147,7 @@ class CTranslate2TranslationPredictor(TranslationPredictor):
         """Score hypotheses that reached the length limit, best first."""
         pieces = [self.tokenizers.target.ids_to_tokens(ids) for ids in truncated]
         results = (
-            self.engine.score_batch([source_pieces] * len(truncated), pieces, max_input_length=0)
-            if truncated
-            else []
+            self.engine.score_batch([source_pieces] * len(truncated), pieces, max_input_length=0) if truncated else []
         )
         scored = (
             _build_hypothesis(ids, sum(result.log_probs[: len(ids)]), length_penalty)
@@ -222,7 +212,5 @@ def _open_translator(folder: Path, device: str, compute_type: str) -> Any:
         if kind == "cuda":  # CUDA libraries are loaded at the first computation, not at a request
             translator.translate_batch([[SPECIAL_TOKENS[EOS]]], max_decoding_length=1)
     except (ValueError, RuntimeError) as error:
-        raise InputError(
-            f"CTranslate2 cannot be used on device {device!r} with {compute_type}: {error}"
-        ) from None
+        raise InputError(f"CTranslate2 cannot be used on device {device!r} with {compute_type}: {error}") from None
     return translator

@@ -90,9 +90,7 @@ def predict_isolating_errors(
         if len(rest) > 1:  # by halves, so that lines of similar length still share a batch
             half = len(rest) // 2
             yield from predict_isolating_errors(predict, rest[:half], number, skip_invalid=skip_invalid)
-            yield from predict_isolating_errors(
-                predict, rest[half:], number + half, skip_invalid=skip_invalid
-            )
+            yield from predict_isolating_errors(predict, rest[half:], number + half, skip_invalid=skip_invalid)
         elif skip_invalid and str(error).startswith((f"line {number + 1}", f"{rest[0]}: ")):
             yield error  # it concerns this line, not all lines
         else:

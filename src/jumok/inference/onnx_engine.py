@@ -51,9 +51,7 @@ def load(run: Run, device: str = "auto") -> Predictor[Any, Any]:
     task = build_task(run)
     with torch.device("meta"):  # the sizes of the model, without weights
         model, tokenizer = task.build_model()
-        predictor: Predictor[Any, Any] = task.build_predictor(
-            OnnxEncoderModel(model, sessions["model"]), tokenizer
-        )
+        predictor: Predictor[Any, Any] = task.build_predictor(OnnxEncoderModel(model, sessions["model"]), tokenizer)
     _delegate_to_torch(predictor, digest, device)
     return predictor
 

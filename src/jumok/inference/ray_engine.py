@@ -142,9 +142,7 @@ class RayWorker:
         error = None
         try:
             try:
-                lines.extend(
-                    line_io.decode_lines(content, str(self._path), first_number, skip_invalid=skip_invalid)
-                )
+                lines.extend(line_io.decode_lines(content, str(self._path), first_number, skip_invalid=skip_invalid))
             finally:  # also predict the lines before an invalid one
                 results.extend(self._worker.predict_lines(lines, first_number))
         except InputError as raised:

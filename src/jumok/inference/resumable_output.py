@@ -64,9 +64,7 @@ class StreamOutput:
 class ResumableOutput(StreamOutput):
     """Output to a file that appears when it is complete. See the description of this module."""
 
-    def __init__(
-        self, path: Path, settings: Mapping[str, Any], part_file: BinaryIO, state_path: Path
-    ) -> None:
+    def __init__(self, path: Path, settings: Mapping[str, Any], part_file: BinaryIO, state_path: Path) -> None:
         self.path, self.settings = path, json.loads(json.dumps(settings, default=str))
         self._part_file, self._state_path = part_file, state_path
         self._digest = hashlib.sha256()
@@ -133,9 +131,7 @@ class ResumableOutput(StreamOutput):
             self._digest.update(encoded)
         self.num_done += len(lines)
         if self.num_done == self.num_resumed and self._digest.hexdigest() != self._expected_digest:
-            raise self._build_mismatch_error(
-                f"the first {self.num_resumed:,} lines of the input have changed"
-            )
+            raise self._build_mismatch_error(f"the first {self.num_resumed:,} lines of the input have changed")
 
     def _load_progress(self) -> None:
         state = read_json(self._state_path, dict)

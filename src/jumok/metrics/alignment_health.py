@@ -184,9 +184,7 @@ def measure_style_health(weights: Tensor) -> dict[str, float]:
     {'style/entropy': 0.0, 'style/spread': 0.5, 'style/tokens': 2.0}
     """
     if weights.dim() != 3 or 0 in weights.shape:
-        raise InputError(
-            f"the style weights have shape {tuple(weights.shape)}; expected (utterances, heads, tokens)"
-        )
+        raise InputError(f"the style weights have shape {tuple(weights.shape)}; expected (utterances, heads, tokens)")
     w = weights.detach().double().cpu()
     mean = w.mean(0)  # (H, N)
     max_entropy = math.log(w.shape[2]) if w.shape[2] > 1 else 1.0

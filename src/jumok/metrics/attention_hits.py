@@ -51,9 +51,7 @@ def _document_hits(
     num_decisive = len(decisive_words)
     top_words = set(np.argsort(-weights, kind="stable")[:num_decisive].tolist())
     sentence_weights = np.add.reduceat(weights, list(sentence_bounds[:-1]))
-    is_decisive = [
-        any(start <= word < end for word in decisive_words) for start, end in pairwise(sentence_bounds)
-    ]
+    is_decisive = [any(start <= word < end for word in decisive_words) for start, end in pairwise(sentence_bounds)]
     random_miss = comb(num_words - num_decisive, num_decisive) / comb(num_words, num_decisive)
     return (
         float(bool(top_words & decisive_words)),

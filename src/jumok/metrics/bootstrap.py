@@ -19,9 +19,7 @@ from jumok.errors import InputError
 
 __all__ = ["BootstrapResult", "FigureFunction", "bootstrap_models"]
 
-FigureFunction = Callable[
-    [NDArray[np.int64]], float
-]  # metric of the examples with these indices, maybe repeated
+FigureFunction = Callable[[NDArray[np.int64]], float]  # metric of the examples with these indices, maybe repeated
 
 
 @dataclass(frozen=True)
@@ -68,9 +66,7 @@ def bootstrap_models(
     results = []
     for name, value in values.items():
         low, high = _confidence_interval(resampled[name])
-        p_value = (
-            None if name == first else _p_value(resampled[name] - resampled[first], value - values[first])
-        )
+        p_value = None if name == first else _p_value(resampled[name] - resampled[first], value - values[first])
         results.append(BootstrapResult(name, value, low, high, p_value))
     return results
 

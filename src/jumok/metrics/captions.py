@@ -76,9 +76,7 @@ class CaptionScores:
         return f"{bleu_scores}; ROUGE-L {self.rouge_l:.1f}; CIDEr-D {self.cider_d:.3f} ({images})"
 
 
-def score_captions(
-    captions: Sequence[CaptionWords], references: Sequence[Sequence[CaptionWords]]
-) -> CaptionScores:
+def score_captions(captions: Sequence[CaptionWords], references: Sequence[Sequence[CaptionWords]]) -> CaptionScores:
     """Score captions, one per image, against one or more references per image."""
     per_image = cider_d(captions, references)
     return CaptionScores(
@@ -126,18 +124,14 @@ def bleu(captions: Sequence[CaptionWords], references: Sequence[Sequence[Caption
     return CaptionBleu(tuple(unpenalized.tolist()), penalty)
 
 
-def rouge_l(
-    captions: Sequence[CaptionWords], references: Sequence[Sequence[CaptionWords]]
-) -> NDArray[np.float64]:
+def rouge_l(captions: Sequence[CaptionWords], references: Sequence[Sequence[CaptionWords]]) -> NDArray[np.float64]:
     """ROUGE-L of each caption, from 0 to 100 ``(images,)``."""
     _check_captions(captions, references)
     pairs = zip(captions, references, strict=True)
     return np.array([_caption_rouge_l(caption, texts) for caption, texts in pairs], np.float64)
 
 
-def cider_d(
-    captions: Sequence[CaptionWords], references: Sequence[Sequence[CaptionWords]]
-) -> NDArray[np.float64]:
+def cider_d(captions: Sequence[CaptionWords], references: Sequence[Sequence[CaptionWords]]) -> NDArray[np.float64]:
     """CIDEr-D (Vedantam et al. 2015) of each caption, from 0 to 10 ``(images,)``.
 
     It rewards words that distinguish images. An n-gram in the references of every image has weight 0, so the
@@ -150,8 +144,7 @@ def cider_d(
 
     def tf_idf(counts: Counter[Ngram]) -> dict[Ngram, float]:
         return {
-            ngram: count * (log_images - math.log(document_frequency[ngram] or 1))
-            for ngram, count in counts.items()
+            ngram: count * (log_images - math.log(document_frequency[ngram] or 1)) for ngram, count in counts.items()
         }
 
     scores = np.zeros(len(captions))

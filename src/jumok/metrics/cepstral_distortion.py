@@ -32,9 +32,7 @@ class CepstralDistortion:
     path: NDArray[np.int64]
 
 
-def mel_cepstra(
-    mel: NDArray[Any], *, range_db: float = 100.0, num_coefficients: int = NUM_COEFFICIENTS
-) -> FloatArray:
+def mel_cepstra(mel: NDArray[Any], *, range_db: float = 100.0, num_coefficients: int = NUM_COEFFICIENTS) -> FloatArray:
     """Cepstra ``(T, num_coefficients)`` of log-mel spectra ``(T, M)``. Their Euclidean distances are in dB.
 
     ``range_db`` is the range in dB that the values from 0 to 1 represent, such as
@@ -45,9 +43,7 @@ def mel_cepstra(
         raise InputError(f"the spectra have shape {mel.shape}; expected (frames, mel bands), finite")
     n_mels = mel.shape[1]
     if not 1 <= num_coefficients < n_mels:
-        raise InputError(
-            f"num_coefficients={num_coefficients}: expected 1 to {n_mels - 1}, for {n_mels} mel bands"
-        )
+        raise InputError(f"num_coefficients={num_coefficients}: expected 1 to {n_mels - 1}, for {n_mels} mel bands")
     angles = np.outer(np.arange(n_mels) + 0.5, np.arange(1, num_coefficients + 1)) * (math.pi / n_mels)
     cepstra: FloatArray = mel @ np.cos(angles) * (math.sqrt(2) / n_mels)
     return cepstra
@@ -65,9 +61,7 @@ def mel_cepstral_distortion(
         raise InputError(
             f"the spectra have shapes {np.shape(first)} and {np.shape(second)}; expected the same mel bands"
         )
-    left, right = (
-        mel_cepstra(mel, range_db=range_db, num_coefficients=num_coefficients) for mel in (first, second)
-    )
+    left, right = (mel_cepstra(mel, range_db=range_db, num_coefficients=num_coefficients) for mel in (first, second))
     costs = np.sqrt(np.square(left[:, None] - right).sum(2))
     _, path = import_optional("librosa.sequence", "speech").dtw(C=costs, backtrack=True)
     path = np.asarray(path[::-1], np.int64)

@@ -84,22 +84,17 @@ class ClassificationScore:
         return self.classes[self.names.index(name)].f1
 
 
-def score_classification(
-    targets: ArrayLike, predictions: ArrayLike, class_names: Sequence[str]
-) -> ClassificationScore:
+def score_classification(targets: ArrayLike, predictions: ArrayLike, class_names: Sequence[str]) -> ClassificationScore:
     """Score predicted class indices against the targets, both ``(N,)``."""
     target, predicted = np.asarray(targets, np.int64), np.asarray(predictions, np.int64)
     if target.shape != predicted.shape or target.ndim != 1 or not len(target):
         raise InputError(
-            f"there are {target.shape} targets and {predicted.shape} predictions; expected the same number "
-            "of both"
+            f"there are {target.shape} targets and {predicted.shape} predictions; expected the same number of both"
         )
     num_classes = len(class_names)
     for labels in (target, predicted):
         if labels.min() < 0 or labels.max() >= num_classes:
-            raise InputError(
-                f"there are labels from {labels.min()} to {labels.max()}; expected 0 to {num_classes - 1}"
-            )
+            raise InputError(f"there are labels from {labels.min()} to {labels.max()}; expected 0 to {num_classes - 1}")
     confusion = np.bincount(target * num_classes + predicted, minlength=num_classes * num_classes)
     return ClassificationScore(tuple(class_names), confusion.reshape(num_classes, num_classes))
 
@@ -115,9 +110,7 @@ class CalibrationBin:
     accuracy: float  # the share of correct predictions
 
 
-def compute_calibration(
-    targets: ArrayLike, probabilities: ArrayLike, num_bins: int = NUM_BINS
-) -> list[CalibrationBin]:
+def compute_calibration(targets: ArrayLike, probabilities: ArrayLike, num_bins: int = NUM_BINS) -> list[CalibrationBin]:
     """The accuracy of predictions, by their probability. Empty bins are left out.
 
     ``probabilities`` is ``(N, C)``. Bins include their upper edge: (0, 1/15], (1/15, 2/15], …

@@ -27,8 +27,7 @@ def pearson(first: ArrayLike, second: ArrayLike) -> float:
     x, y = np.asarray(first, np.float64), np.asarray(second, np.float64)
     if x.shape != y.shape or x.ndim != 1 or len(x) < 2:
         raise InputError(
-            f"there are {x.shape} and {y.shape} numbers; a correlation needs the same number of both, at "
-            "least two"
+            f"there are {x.shape} and {y.shape} numbers; a correlation needs the same number of both, at least two"
         )
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         return float("nan")

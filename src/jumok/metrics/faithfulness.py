@@ -50,9 +50,7 @@ SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)  # as in the paper
 VERDICT_SHARE = 0.1  # the share that the verdict refers to
 NUM_DRAWS = 5  # random draws of words for each text
 TEXTS_PER_CHUNK = 32  # texts whose versions are predicted together
-PROBABILITY_EPSILON = (
-    1e-6  # probabilities are clipped to this distance from 0 and 1: log-odds of at most 13.8
-)
+PROBABILITY_EPSILON = 1e-6  # probabilities are clipped to this distance from 0 and 1: log-odds of at most 13.8
 CONFIDENT_PROBABILITY = 0.99
 MIN_TEXTS = 20  # number of texts that a verdict needs
 MIN_DIFFERENCE, MIN_LOG_ODDS_DIFFERENCE = 0.05, 0.5  # smaller differences are negligible
@@ -157,13 +155,10 @@ def measure_faithfulness(
     (0.2, True)
     """
     if len(texts) != len(weights):
-        raise InputError(
-            f"there are {len(texts)} texts and weights of {len(weights)}; expected weights for each text"
-        )
+        raise InputError(f"there are {len(texts)} texts and weights of {len(weights)}; expected weights for each text")
     if not shares or not all(0 < share < 1 for share in shares) or num_draws < 1:
         raise InputError(
-            f"shares={list(shares)}, num_draws={num_draws}: expected shares between 0 and 1, and at least "
-            "one draw"
+            f"shares={list(shares)}, num_draws={num_draws}: expected shares between 0 and 1, and at least one draw"
         )
     perturbed = [
         _PerturbedText(index, text, text_weights, num_draws, seed)
@@ -201,9 +196,7 @@ def measure_faithfulness(
 class _PerturbedText:
     """A text, and the orders in which its words are removed: by weight, and random ones."""
 
-    def __init__(
-        self, index: int, words: TextSentences, weights: ArrayLike, num_draws: int, seed: int
-    ) -> None:
+    def __init__(self, index: int, words: TextSentences, weights: ArrayLike, num_draws: int, seed: int) -> None:
         if isinstance(words, str) or any(isinstance(sentence, str) for sentence in words):
             raise InputError(f"text {index + 1} is not a list of sentences, each a list of words")
         self.sentences = [list(sentence) for sentence in words if len(sentence)]
@@ -269,9 +262,7 @@ def _make_contrast(drops: NDArray[np.float64]) -> AttendedContrast:
     attended, random = drops[:, 0], drops[:, 1:].mean(1)
     difference = attended - random
     [result] = bootstrap_models({"": lambda indices: float(difference[indices].mean())}, len(difference))
-    return AttendedContrast(
-        float(attended.mean()), float(random.mean()), result.value, result.low, result.high
-    )
+    return AttendedContrast(float(attended.mean()), float(random.mean()), result.value, result.low, result.high)
 
 
 def _interpret(num_texts: int, probability: AttendedContrast, log_odds: AttendedContrast) -> str:
@@ -310,7 +301,5 @@ def _check_probabilities(probabilities: NDArray[np.float64], num_texts: int) -> 
         and (probabilities >= 0).all()
         and np.allclose(probabilities.sum(1), 1, atol=1e-3)
     ):
-        raise InputError(
-            "predict returned no probabilities: those of each text must be at least 0 and add up to 1"
-        )
+        raise InputError("predict returned no probabilities: those of each text must be at least 0 and add up to 1")
     return probabilities

@@ -109,9 +109,7 @@ def _autocorrelate(frames: FloatArray) -> FloatArray:
 def _check_waveform(waveform: NDArray[Any], sample_rate: int) -> FloatArray:
     waveform = np.asarray(waveform, np.float64)
     if waveform.ndim != 1 or not len(waveform) or not np.isfinite(waveform).all():
-        raise InputError(
-            f"the waveform has shape {waveform.shape}; expected one or more finite samples, (samples,)"
-        )
+        raise InputError(f"the waveform has shape {waveform.shape}; expected one or more finite samples, (samples,)")
     if sample_rate < 2 * MAX_PITCH:
         raise InputError(f"sample_rate={sample_rate}: expected {2 * MAX_PITCH:g} or more samples per second")
     return waveform

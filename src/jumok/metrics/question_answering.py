@@ -15,8 +15,8 @@ jaquad      none                                                                
 ==========  ==========================================================================  ================
 
 Japanese has no spaces, and Korean words carry particles (서울, 서울에서), so their scripts count characters.
-Exact match compares normalized answers including spaces; only the script of JaQuAD calls an answer exact if its
-F1 is 1. Only the script of SQuAD 2 ignores gold answers that are empty after normalization ("the", "!").
+Exact match compares normalized answers including spaces; only the script of JaQuAD calls an answer exact if
+its F1 is 1. Only the script of SQuAD 2 ignores gold answers that are empty after normalization ("the", "!").
 """
 
 from __future__ import annotations
@@ -65,8 +65,7 @@ def score_answers(
     """
     if len(predictions) != len(gold) or not predictions:
         raise InputError(
-            f"there are {len(predictions)} answers to {len(gold)} questions; expected one answer to each "
-            "question"
+            f"there are {len(predictions)} answers to {len(gold)} questions; expected one answer to each question"
         )
     exact_match = f1 = 0.0
     for prediction, question_gold in zip(predictions, gold, strict=True):

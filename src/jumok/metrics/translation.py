@@ -99,9 +99,7 @@ class Bleu(TranslationMetric):
 
     def build_sacrebleu(self) -> Any:
         if self.tokenize not in get_args(BleuTokenization):
-            raise InputError(
-                f"tokenize={self.tokenize!r}: expected one of {', '.join(get_args(BleuTokenization))}"
-            )
+            raise InputError(f"tokenize={self.tokenize!r}: expected one of {', '.join(get_args(BleuTokenization))}")
         packages = _TOKENIZER_PACKAGES.get(self.tokenize)
         if packages and not _are_installed(*packages.modules):
             raise MissingExtra(
@@ -109,9 +107,7 @@ class Bleu(TranslationMetric):
                 f'"{packages.requirement}" (or use "char", which needs none)'
             )
         # "force" suppresses the warning of sacreBLEU about tokenized text.
-        return _import_sacrebleu().BLEU(
-            tokenize=self.tokenize, lowercase=self.lowercase, force=self.tokenize == "none"
-        )
+        return _import_sacrebleu().BLEU(tokenize=self.tokenize, lowercase=self.lowercase, force=self.tokenize == "none")
 
 
 DEFAULT_BLEU = Bleu()
@@ -187,9 +183,7 @@ def score_by_length(
     """
     _check_hypotheses(hypotheses, references)
     if len(lengths) != len(hypotheses):
-        raise InputError(
-            f"there are {len(lengths)} lengths and {len(hypotheses)} hypotheses; expected one length each"
-        )
+        raise InputError(f"there are {len(lengths)} lengths and {len(hypotheses)} hypotheses; expected one length each")
     if bin_width < 1 or last_bin_above < bin_width or last_bin_above % bin_width:
         raise InputError(
             f"bin_width={bin_width} and last_bin_above={last_bin_above}: expected last_bin_above to be a "
@@ -228,9 +222,7 @@ def _import_sacrebleu() -> ModuleType:
     try:
         import sacrebleu
     except ModuleNotFoundError as error:
-        raise MissingExtra(
-            'scores need sacrebleu, which is not installed: pip install "jumok[train]"'
-        ) from error
+        raise MissingExtra('scores need sacrebleu, which is not installed: pip install "jumok[train]"') from error
     return sacrebleu
 
 

@@ -225,9 +225,7 @@ class Bert(BlockCompiledModel):
     def copy_weights_from(self, other: Bert) -> list[str]:
         """Copy another model's weights. Return the names of weights that it lacks, as of the pooler."""
         if _describe_sizes(self) != _describe_sizes(other):
-            raise ValueError(
-                f"a BERT with {_describe_sizes(self)} cannot start from one with {_describe_sizes(other)}"
-            )
+            raise ValueError(f"a BERT with {_describe_sizes(self)} cannot start from one with {_describe_sizes(other)}")
         own_weights, other_weights = self.state_dict(), other.state_dict()
         self.load_state_dict({name: other_weights.get(name, x) for name, x in own_weights.items()})
         return [name for name in own_weights if name not in other_weights]
@@ -425,9 +423,7 @@ class BertClassifier(BlockCompiledModel):
     torch.Size([2, 3])
     """
 
-    def __init__(
-        self, config: BertConfig, vocab_size: int, num_classes: int, *, dropout: float | None = None
-    ) -> None:
+    def __init__(self, config: BertConfig, vocab_size: int, num_classes: int, *, dropout: float | None = None) -> None:
         super().__init__()
         self.uses_mean_pooling = config.pooling == "mean"
         if not (config.pooler or self.uses_mean_pooling):
@@ -485,9 +481,7 @@ class BertTagger(BlockCompiledModel):
     torch.Size([2, 3, 3])
     """
 
-    def __init__(
-        self, config: BertConfig, vocab_size: int, num_classes: int, *, dropout: float | None = None
-    ) -> None:
+    def __init__(self, config: BertConfig, vocab_size: int, num_classes: int, *, dropout: float | None = None) -> None:
         super().__init__()
         self.bert = Bert(replace(config, pooler=False), vocab_size)
         self.dropout = nn.Dropout(config.dropout if dropout is None else dropout)

@@ -40,8 +40,7 @@ class CaptionTransformer(nn.Module):
         super().__init__()
         if config.tie_embeddings == "all":
             raise ValueError(
-                "tie_embeddings='all' needs words on both sides, and images have none: use "
-                "tie_embeddings='target'"
+                "tie_embeddings='all' needs words on both sides, and images have none: use tie_embeddings='target'"
             )
         self.config = config
         self.transformer = Transformer(config, 1, vocab_size)

@@ -134,9 +134,7 @@ class CaptionerAttention(nn.Module):
         # Under autocast the keys have its dtype. The features are converted here, not at every step.
         return CaptionerMemory(features.to(keys.keys.dtype), keys)
 
-    def forward(
-        self, query: Tensor, memory: CaptionerMemory, select_weights: WeightSelector | None = None
-    ) -> Tensor:
+    def forward(self, query: Tensor, memory: CaptionerMemory, select_weights: WeightSelector | None = None) -> Tensor:
         """Contexts ``(B, Q, F)``. ``select_weights`` may replace the weights, as hard attention does."""
         if select_weights is None:
             return core.attend(query, memory.keys, memory.features, score=self.score)
@@ -179,9 +177,7 @@ class HardAttentionSampler(WeightRecorder):
     def __call__(self, weights: Tensor) -> Tensor:
         positions = sample_positions(weights)
         self._positions.append(positions)
-        return torch.where(
-            self.sampled_rows[:, None, None], _one_hot(positions, weights), super().__call__(weights)
-        )
+        return torch.where(self.sampled_rows[:, None, None], _one_hot(positions, weights), super().__call__(weights))
 
     @property
     def position_log_probs(self) -> Tensor:
@@ -220,9 +216,7 @@ def _safe_log(weights: Tensor) -> Tensor:
 # ----------------------------------------------------------------------------------------- losses
 
 
-def reinforce_loss(
-    position_log_probs: Tensor, word_log_probs: Tensor, valid_mask: Tensor, baseline: Tensor
-) -> Tensor:
+def reinforce_loss(position_log_probs: Tensor, word_log_probs: Tensor, valid_mask: Tensor, baseline: Tensor) -> Tensor:
     """A loss with value zero and the gradient of REINFORCE.
 
     Its value would have no meaning, and would obscure the total loss.
@@ -362,11 +356,7 @@ class Captioner(nn.Module):
         terms: dict[str, Tensor] = {}
         valid_mask = batch.labels != IGNORE
         if self.config.doubly_stochastic_penalty:
-            weights = (
-                self.attention.weights(caption.queries, caption.memory)
-                if recorder is None
-                else recorder.weights
-            )
+            weights = self.attention.weights(caption.queries, caption.memory) if recorder is None else recorder.weights
             penalty = _doubly_stochastic_penalty(weights, valid_mask)
             terms["doubly_stochastic"] = self.config.doubly_stochastic_penalty * penalty
         if isinstance(recorder, HardAttentionSampler):
@@ -400,8 +390,7 @@ class Captioner(nn.Module):
         terms = {
             "reinforce": self.config.reinforce_loss
             * reinforce_loss(sampler.position_log_probs, word_log_probs, sampled_mask, self.baseline),
-            "entropy": -self.config.entropy_bonus
-            * torch.where(valid_mask, entropy(sampler.weights), 0.0).sum(),
+            "entropy": -self.config.entropy_bonus * torch.where(valid_mask, entropy(sampler.weights), 0.0).sum(),
         }
         decay, count = self.config.baseline_decay, sampled_mask.sum()
         mean = torch.where(sampled_mask, word_log_probs, 0.0).sum() / count.clamp(min=1)
@@ -442,9 +431,7 @@ class Captioner(nn.Module):
         is_hard = self.config.attention == "hard" and self.config.inference_attention == "hard"
         return one_hot_argmax if is_hard else None
 
-    def _run_teacher_forced(
-        self, batch: CaptionBatch, select_weights: WeightSelector | None
-    ) -> _TeacherForcedCaption:
+    def _run_teacher_forced(self, batch: CaptionBatch, select_weights: WeightSelector | None) -> _TeacherForcedCaption:
         if batch.target.packed or min(batch.target.lengths, default=0) < 1:
             raise ValueError(
                 "captions are packed, or empty; expected one caption per row that begins with <s>: see "

@@ -218,9 +218,7 @@ class ConvolutionalMemory:
     def reorder(self, indices: Sequence[int]) -> ConvolutionalMemory:
         index = move_to_device(torch.tensor(indices, dtype=torch.long), self.keys.device)
         keys, values, ids = (x.index_select(0, index) for x in (self.keys, self.values, self.tokens.ids))
-        return ConvolutionalMemory(
-            keys, values, Tokens(ids, tuple(self.tokens.lengths[row] for row in indices))
-        )
+        return ConvolutionalMemory(keys, values, Tokens(ids, tuple(self.tokens.lengths[row] for row in indices)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,20 +286,14 @@ class ConvolutionalSeq2Seq(nn.Module):
         narrow, wide, keep_probability = config.embedding_width, config.width, 1 - config.dropout
         self.target_embedding = _build_embedding(target_vocab_size, narrow)
         self.source_embedding = (
-            self.target_embedding
-            if config.tie_embeddings == "all"
-            else _build_embedding(source_vocab_size, narrow)
+            self.target_embedding if config.tie_embeddings == "all" else _build_embedding(source_vocab_size, narrow)
         )
         self.source_input_layer = ConvolutionalInputLayer(config)
         self.target_input_layer = ConvolutionalInputLayer(config)
         self.widen_source = _build_linear(narrow, wide, gain=keep_probability)
         self.widen_target = _build_linear(narrow, wide, gain=keep_probability)
-        self.encoder = build_module_list(
-            ConvolutionalEncoderLayer(config) for _ in range(config.encoder_layers)
-        )
-        self.decoder = build_module_list(
-            ConvolutionalDecoderLayer(config) for _ in range(config.decoder_layers)
-        )
+        self.encoder = build_module_list(ConvolutionalEncoderLayer(config) for _ in range(config.encoder_layers))
+        self.decoder = build_module_list(ConvolutionalDecoderLayer(config) for _ in range(config.decoder_layers))
         self.narrow_source = _build_linear(wide, narrow)
         self.narrow_target = _build_linear(wide, narrow)
         self.dropout = nn.Dropout(config.dropout)

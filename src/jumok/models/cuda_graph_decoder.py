@@ -74,9 +74,7 @@ class CudaGraphBuffers:
     """The buffers that a step of one size reads and writes, and its graph once it is captured."""
 
     @torch.inference_mode(False)  # buffers created in inference mode could not be written outside of it
-    def __init__(
-        self, size: CudaGraphSize, num_layers: int, num_heads: int, head_width: int, like: Tensor
-    ) -> None:
+    def __init__(self, size: CudaGraphSize, num_layers: int, num_heads: int, head_width: int, like: Tensor) -> None:
         zeros = functools.partial(torch.zeros, device=like.device)
         sources, beams, source_length, target_length = self.size = size
         self.ids = zeros(sources, beams, dtype=torch.long)
@@ -85,16 +83,12 @@ class CudaGraphBuffers:
         self.past_key_values = zeros(
             2, num_layers, sources, num_heads, target_length, beams, head_width, dtype=like.dtype
         )
-        self.source_key_values = zeros(
-            2, num_layers, sources, num_heads, source_length, head_width, dtype=like.dtype
-        )
+        self.source_key_values = zeros(2, num_layers, sources, num_heads, source_length, head_width, dtype=like.dtype)
         # The table above: 0 at ■, −inf at ·
         self.beam_bias = zeros(sources, beams, target_length, beams, dtype=like.dtype)
         self.source_bias = zeros(sources, source_length, dtype=like.dtype)  # 0 at tokens, −inf at padding
         self.own_slot_bias = zeros(beams, 1, beams, dtype=like.dtype)  # each beam sees only its own slot
-        self.own_slot_bias.masked_fill_(
-            ~torch.eye(beams, dtype=torch.bool, device=like.device)[:, None], -torch.inf
-        )
+        self.own_slot_bias.masked_fill_(~torch.eye(beams, dtype=torch.bool, device=like.device)[:, None], -torch.inf)
         self.clear()
 
         # The same memory, in the form that attention takes:
@@ -239,9 +233,7 @@ class CudaGraphDecoder:
         buffers = self._get_buffers(size, source_caches[0].key)
         buffers.clear()
         for layer, cache in enumerate(source_caches):  # zero at padding
-            for stored, new in zip(
-                buffers.source_key_values[:, layer], (cache.key, cache.value), strict=True
-            ):
+            for stored, new in zip(buffers.source_key_values[:, layer], (cache.key, cache.value), strict=True):
                 stored[:sources, :, : new.shape[2]] = new
         buffers.source_bias[:sources, 1:length].masked_fill_(source.valid_mask[:, 1:], 0)
         return CudaGraphState(self, buffers, sources, 0, self._version)
@@ -264,9 +256,7 @@ class CudaGraphDecoder:
         return logits, CudaGraphState(self, buffers, state.num_sources, state.num_steps + 1, self._version)
 
     @torch.no_grad()
-    def reorder(
-        self, state: CudaGraphState, index: Tensor, sources: Sequence[int] | None = None
-    ) -> CudaGraphState:
+    def reorder(self, state: CudaGraphState, index: Tensor, sources: Sequence[int] | None = None) -> CudaGraphState:
         """Implement :meth:`CudaGraphState.reorder`."""
         size, device = state.buffers.size, state.buffers.ids.device
         rows = move_to_device(index, device)
@@ -306,9 +296,7 @@ class CudaGraphDecoder:
     def _get_buffers(self, size: CudaGraphSize, like: Tensor) -> CudaGraphBuffers:
         """Return the buffers of a size, new ones if there are none, with the dtype and device of ``like``."""
         device_type = like.device.type
-        autocast_dtype = (
-            torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
-        )
+        autocast_dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
         key = (size, like.dtype, like.device, autocast_dtype)
         buffers = self._buffers_by_key.pop(key, None)
         if buffers is None:

@@ -167,9 +167,7 @@ class HierarchicalAttentionNetwork(nn.Module):
         self.embedding = nn.Embedding(vocab_size, config.embedding_width)
         nn.init.normal_(self.embedding.weight, std=config.embedding_width**-0.5)
         self.bigrams = (
-            BigramEmbedding(config.num_bigrams, vocab_size, config.embedding_width)
-            if config.num_bigrams
-            else None
+            BigramEmbedding(config.num_bigrams, vocab_size, config.embedding_width) if config.num_bigrams else None
         )
         self.word_level = HierarchicalLevel(config.embedding_width, config.width, config.attention_width)
         self.sentence_level = HierarchicalLevel(2 * config.width, config.width, config.attention_width)

@@ -208,9 +208,7 @@ class SelfAttentiveClassifier(nn.Module):
         self.embedding = nn.Embedding(vocab_size, config.embedding_width)
         nn.init.normal_(self.embedding.weight, std=config.embedding_width**-0.5)
         self.bigrams = (
-            BigramEmbedding(config.num_bigrams, vocab_size, config.embedding_width)
-            if config.num_bigrams
-            else None
+            BigramEmbedding(config.num_bigrams, vocab_size, config.embedding_width) if config.num_bigrams else None
         )
         self.encoder = build_rnn(
             config.cell,
@@ -221,9 +219,7 @@ class SelfAttentiveClassifier(nn.Module):
             dropout=config.dropout,
         )
         self.attention = MultiHopAttention(config.num_hops, state_width, config.attention_width)
-        self.factors = (
-            PairFactors(config.num_hops, state_width, config.pair_width) if config.text_pairs else None
-        )
+        self.factors = PairFactors(config.num_hops, state_width, config.pair_width) if config.text_pairs else None
         columns = config.pair_width if config.text_pairs else state_width
         self.hidden = (
             PrunedHiddenLayer(config.num_hops, columns, config.row_units, config.column_units)
@@ -272,10 +268,7 @@ class SelfAttentiveClassifier(nn.Module):
     @torch.no_grad()
     def compute_attention_maps(self, batch: TextBatch) -> list[LayerAttention]:
         """Attention weights ``(B, R, 1, L)`` of the hops, for the first and the second texts of pairs."""
-        return [
-            LayerAttention("attention", self.embed(tokens)[1][:, :, None])
-            for tokens in self._get_texts(batch)
-        ]
+        return [LayerAttention("attention", self.embed(tokens)[1][:, :, None]) for tokens in self._get_texts(batch)]
 
     def _compute_logits(self, batch: TextBatch) -> tuple[Tensor, list[Tensor]]:
         """Return the logits, and the attention weights of each text of an example."""
@@ -297,8 +290,7 @@ def _require_readable(tokens: Tokens) -> Tokens:
     """Check that texts are padded, and give empty ones a padding token."""
     if tokens.packed:
         raise ValueError(
-            "the texts are packed, but recurrent layers need one text per row: build the batch with "
-            "packed=False"
+            "the texts are packed, but recurrent layers need one text per row: build the batch with packed=False"
         )
     if not tokens.lengths:
         raise ValueError("the batch is empty; expected at least one text")

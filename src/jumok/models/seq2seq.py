@@ -117,9 +117,7 @@ class Seq2SeqConfig:
     attention_window: int = 10  # D: words to either side that local attention sees
     input_feeding: bool = True
     readout: Literal["plain", "tanh", "maxout"] = "maxout"
-    tie_embeddings: Literal["none", "target"] = (
-        "none"  # "target": one weight for target embedding and generator
-    )
+    tie_embeddings: Literal["none", "target"] = "none"  # "target": one weight for target embedding and generator
     dropout: float = 0.2  # of embeddings, between layers, and before the generator
     label_smoothing: float = 0.0  # in training only
 
@@ -219,9 +217,7 @@ class DecoderAttention(nn.Module):
                 nn.Linear(query_width, 1, bias=False),
             )
 
-    def prepare(
-        self, annotations: Tensor, mask: Mask | None = None, lengths: Tensor | None = None
-    ) -> Seq2SeqMemory:
+    def prepare(self, annotations: Tensor, mask: Mask | None = None, lengths: Tensor | None = None) -> Seq2SeqMemory:
         """Compute once what all steps share, from annotations ``(N, S, M)`` that are zero at padding."""
         keys = annotations
         if self.has_projections:
@@ -236,9 +232,7 @@ class DecoderAttention(nn.Module):
         if self.scope == "local-p":
             return core.mix(self.weights(query, memory, step), memory.annotations)
         mask = self._build_mask(memory, self._compute_center(query, memory, step))
-        return core.attend(
-            query, memory.keys, memory.annotations, score=self.score, mask=mask, scale=self.scale
-        )
+        return core.attend(query, memory.keys, memory.annotations, score=self.score, mask=mask, scale=self.scale)
 
     def weights(self, query: Tensor, memory: Seq2SeqMemory, step: int = 0) -> Tensor:
         """Attention weights ``(N, Q, S)``. The arguments are those of :meth:`forward`."""
@@ -339,9 +333,7 @@ class Seq2SeqReadout(nn.Module):
             units = 2 * self.width if self.readout_type == "maxout" else self.width
             # W_c; or U and C, with V and b:
             self.state_projection = nn.Linear(config.width + context_width, units, bias=False)
-            self.word_projection = (
-                nn.Linear(config.embedding_width, units) if self.readout_type == "maxout" else None
-            )
+            self.word_projection = nn.Linear(config.embedding_width, units) if self.readout_type == "maxout" else None
 
     def project_words(self, embeddings: Tensor) -> Tensor | None:
         """V y + b for words ``(N, T, E)``. It is computed before a loop over the steps."""
@@ -386,9 +378,7 @@ class Seq2SeqDecoder(nn.Module):
             )
             feed_width = self.readout.width if config.attention_query == "current" else feed_width
         input_width = config.embedding_width + (feed_width if config.input_feeding else 0)
-        self.rnn = build_rnn(
-            config.cell, input_width, config.width, config.num_layers, dropout=config.dropout
-        )
+        self.rnn = build_rnn(config.cell, input_width, config.width, config.num_layers, dropout=config.dropout)
 
     def forward(self, embeddings: Tensor, state: Seq2SeqState) -> tuple[Tensor, Tensor, Seq2SeqState]:
         """Return states ``(N, T, W)``, readouts ``(N, T, R)`` and the final state for words ``(N, T, E)``."""
@@ -398,9 +388,7 @@ class Seq2SeqDecoder(nn.Module):
             return self._decode_bahdanau(self.attention, embeddings, state)
         return self._decode_luong(self.attention, embeddings, state)
 
-    def _decode_parallel(
-        self, embeddings: Tensor, state: Seq2SeqState
-    ) -> tuple[Tensor, Tensor, Seq2SeqState]:
+    def _decode_parallel(self, embeddings: Tensor, state: Seq2SeqState) -> tuple[Tensor, Tensor, Seq2SeqState]:
         """Run all recurrent steps, then attention of all steps. No context is fed to a cell."""
         steps = embeddings.shape[1]
         # Without attention, Cho's model feeds the encoder's last state.
@@ -443,9 +431,7 @@ class Seq2SeqDecoder(nn.Module):
         readout = cast(Tensor, state.input_feed)
         states: list[Tensor] = []
         readouts: list[Tensor] = []
-        for step, (gates, term) in enumerate(
-            zip(cells.prepare(embeddings).unbind(1), step_terms, strict=True)
-        ):
+        for step, (gates, term) in enumerate(zip(cells.prepare(embeddings).unbind(1), step_terms, strict=True)):
             hidden = cells(gates, readout, hidden)  # h_t = cell([y_(t−1); h̃_(t−1)], h_(t−1))
             top = hidden[-1][0]
             # c_t = attend(h_t, h̄)
@@ -591,8 +577,7 @@ class Seq2Seq(nn.Module):
 def _check_padded(side: str, tokens: Tokens) -> None:
     if tokens.packed:
         raise ValueError(
-            f"the {side} is packed, but recurrent layers need one sentence per row: build the batch with "
-            "packed=False"
+            f"the {side} is packed, but recurrent layers need one sentence per row: build the batch with packed=False"
         )
     if min(tokens.lengths, default=0) < 1:
         raise ValueError(

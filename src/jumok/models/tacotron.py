@@ -169,8 +169,7 @@ class MelPostnet(nn.Module):
         super().__init__()
         sizes = [mels, *[width] * (num_layers - 1), mels]
         self.convolutions: list[MaskedConvNorm] = build_module_list(
-            MaskedConvNorm(inputs, outputs, POSTNET_KERNEL_SIZE)
-            for inputs, outputs in itertools.pairwise(sizes)
+            MaskedConvNorm(inputs, outputs, POSTNET_KERNEL_SIZE) for inputs, outputs in itertools.pairwise(sizes)
         )
         nn.init.zeros_(self.convolutions[-1].norm.weight)  # the identity at first
 
@@ -248,9 +247,7 @@ class Tacotron(nn.Module):
         self.prenet = PreNet(
             config.embedding_width, config.prenet_widths, config.prenet_dropout, dropout_at_inference=False
         )
-        self.encoder = CBHG(
-            config.prenet_widths[1], config.encoder_width, config.conv_bank_size, config.highway_layers
-        )
+        self.encoder = CBHG(config.prenet_widths[1], config.encoder_width, config.conv_bank_size, config.highway_layers)
         self.style_tokens = None if config.style is None else StyleTokens(config.style, config.n_mels)
         if config.style is not None:
             self.style_projection = nn.Linear(config.style.width, 2 * config.encoder_width, bias=False)
@@ -259,9 +256,7 @@ class Tacotron(nn.Module):
                     self.style_projection.weight *= 2.0  # styles matter from the start
         memory_width = 2 * config.encoder_width
         location_filters = (
-            (config.location_filters, config.location_kernel_size)
-            if config.attention == "location-sensitive"
-            else None
+            (config.location_filters, config.location_kernel_size) if config.attention == "location-sensitive" else None
         )
         self.decoder = TacotronDecoder(
             PreNet(
@@ -283,14 +278,10 @@ class Tacotron(nn.Module):
             output_shape=(config.reduction_factor, config.n_mels),
         )
         self.mel_postnet = (
-            MelPostnet(config.n_mels, config.postnet_width, config.postnet_layers)
-            if config.postnet_layers
-            else None
+            MelPostnet(config.n_mels, config.postnet_width, config.postnet_layers) if config.postnet_layers else None
         )
         self.linear_postnet = (
-            LinearPostnet(config.n_mels, config.linear_bins, config.encoder_width)
-            if config.linear_bins
-            else None
+            LinearPostnet(config.n_mels, config.linear_bins, config.encoder_width) if config.linear_bins else None
         )
 
     # ------------------------------------------------------------------------------- training
@@ -358,9 +349,7 @@ class Tacotron(nn.Module):
         output, _ = self.decoder(F.pad(last_frames, (0, 0, 1, 0)), self.decoder.initial_state(memory))
         return _TeacherForcedSpeech(memory, output, target)
 
-    def _compute_attention_losses(
-        self, speech: _TeacherForcedSpeech, batch: SpeechBatch
-    ) -> dict[str, Tensor]:
+    def _compute_attention_losses(self, speech: _TeacherForcedSpeech, batch: SpeechBatch) -> dict[str, Tensor]:
         config, terms = self.config, {}
         if not config.guided_attention_loss and (not config.alignment_loss or batch.alignment is None):
             return {}
@@ -483,9 +472,7 @@ class Tacotron(nn.Module):
     def _encode_text(self, text: Tokens, style: Tensor | None) -> TacotronMemory:
         if text.packed or min(text.lengths, default=0) < 1:
             layout = "packed" if text.packed else f"of lengths {list(text.lengths)}"
-            raise ValueError(
-                f"texts are {layout}; expected one text per row, with at least one symbol, such as </s>"
-            )
+            raise ValueError(f"texts are {layout}; expected one text per row, with at least one symbol, such as </s>")
         states = self.encoder(self.prenet(self.embedding(text.ids)), text)
         if style is not None:
             width, rows = self._require_style_tokens().config.width, len(states)
@@ -501,9 +488,7 @@ class Tacotron(nn.Module):
         return mels if self.mel_postnet is None else upcast(self.mel_postnet(mels, mel_tokens))
 
 
-def guided_attention_loss(
-    weights: Tensor, step_lengths: Tensor, symbol_lengths: Tensor, sigma: float
-) -> Tensor:
+def guided_attention_loss(weights: Tensor, step_lengths: Tensor, symbol_lengths: Tensor, sigma: float) -> Tensor:
     """Cost ``(B, T)``, from 0 to 1, of the weights ``(B, T, N)`` of each step. ``sigma`` is g.
 
     ``step_lengths`` and ``symbol_lengths`` are ``(B,)``. Steps beyond the length cost nothing.

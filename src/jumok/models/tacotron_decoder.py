@@ -76,9 +76,7 @@ class TacotronMemory:
     states: Tensor  # (B, L, D)
     keys: PreparedKeys  # of the states
     mask: Mask | None  # of the padding; None if there is none
-    location_layer: (
-        DeferredLinear | None
-    )  # from windows of earlier weights to F f; None for the additive score
+    location_layer: DeferredLinear | None  # from windows of earlier weights to F f; None for the additive score
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,11 +170,7 @@ class TacotronAttention(nn.Module):
             previous = torch.stack([alignment.last_weights, alignment.cumulative_weights], 1).to(dtype)
             score = score.with_previous(previous, location_term=_compute_location_term(previous, memory))
         weights = core.weights(queries, memory.keys, score=score, mask=memory.mask).squeeze(1)
-        weights = (
-            forward_attention(weights, alignment.last_weights)
-            if self.uses_forward_attention
-            else upcast(weights)
-        )
+        weights = forward_attention(weights, alignment.last_weights) if self.uses_forward_attention else upcast(weights)
         context = core.mix(weights[:, None].to(dtype), memory.states, assume_finite=True).squeeze(1)
         return context, TacotronAlignment(weights, alignment.cumulative_weights + weights)
 
@@ -209,11 +203,7 @@ def forward_attention(weights: Tensor, previous_weights: Tensor) -> Tensor:
     >>> forward_attention(torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[1.0, 0.0, 0.0]]))
     tensor([[0.6667, 0.3333, 0.0000]])
     """
-    if (
-        triton_unsupported_reason(weights) is None
-        and previous_weights.dtype == torch.float32
-        and weights.numel()
-    ):
+    if triton_unsupported_reason(weights) is None and previous_weights.dtype == torch.float32 and weights.numel():
         from jumok.models.kernels import forward_attention_step
 
         if weights.shape[1] <= forward_attention_step.MAX_SYMBOLS:

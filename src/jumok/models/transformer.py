@@ -349,20 +349,12 @@ class Transformer(nn.Module):
         self.config = config
         tie, width = config.tie_embeddings, config.width
         self.target_embedding = _build_embedding(target_vocab_size, width)
-        self.source_embedding = (
-            self.target_embedding if tie == "all" else _build_embedding(source_vocab_size, width)
-        )
+        self.source_embedding = self.target_embedding if tie == "all" else _build_embedding(source_vocab_size, width)
         self.source_input_layer = TransformerInputLayer(config)
         self.target_input_layer = TransformerInputLayer(config)
-        self.encoder = build_module_list(
-            TransformerEncoderLayer(config) for _ in range(config.encoder_layers)
-        )
-        self.decoder = build_module_list(
-            TransformerDecoderLayer(config) for _ in range(config.decoder_layers)
-        )
-        output_embedding = (
-            self.target_embedding if tie != "none" else _build_embedding(target_vocab_size, width)
-        )
+        self.encoder = build_module_list(TransformerEncoderLayer(config) for _ in range(config.encoder_layers))
+        self.decoder = build_module_list(TransformerDecoderLayer(config) for _ in range(config.decoder_layers))
+        output_embedding = self.target_embedding if tie != "none" else _build_embedding(target_vocab_size, width)
         self.output = TransformerOutputLayer(output_embedding.weight)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:

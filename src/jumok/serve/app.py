@@ -115,9 +115,7 @@ def build_app(
         yield
         # The server has already waited for all requests, and each job belongs to a request. So nobody waits
         # for the jobs that are still running.
-        await asyncio.gather(
-            *(asyncio.to_thread(model.batcher.close, SHUTDOWN_MARGIN_SECONDS / 2) for model in models)
-        )
+        await asyncio.gather(*(asyncio.to_thread(model.batcher.close, SHUTDOWN_MARGIN_SECONDS / 2) for model in models))
         estimator.close()
 
     app = FastAPI(
@@ -137,9 +135,7 @@ def build_app(
     app.mount("/look", attention_pages)
     web_page.add_page_routes(app)
     _add_exception_handlers(app)
-    admission = AdmissionControl(
-        routes, limits.max_requests, lambda: estimator.is_full, metrics.count_refusal
-    )
+    admission = AdmissionControl(routes, limits.max_requests, lambda: estimator.is_full, metrics.count_refusal)
     app.state.admission = admission  # LimitedHttpProtocol uses it before it parses a request
     app.add_middleware(RequestGuard, limits=limits, admission=admission, auth_token=auth_token)
     if allowed_hosts is not None:
@@ -272,14 +268,10 @@ def _add_status_endpoints(app: FastAPI, models: Sequence[ServedModel], metrics: 
     async def check_health() -> Response:
         dead_models = [model.name for model in models if not model.batcher.is_alive]
         if dead_models:
-            return build_error_response(
-                503, f"the worker of {', '.join(dead_models)} has stopped; restart the server"
-            )
+            return build_error_response(503, f"the worker of {', '.join(dead_models)} has stopped; restart the server")
         return JSONResponse({"status": "ok"})
 
-    @app.get(
-        "/ready", summary="Whether there is room for a request.", operation_id="ready", responses=unavailable
-    )
+    @app.get("/ready", summary="Whether there is room for a request.", operation_id="ready", responses=unavailable)
     async def check_ready() -> Response:
         for model in models:
             model.batcher.check_capacity()

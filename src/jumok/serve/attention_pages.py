@@ -40,9 +40,7 @@ class AttentionPages:
 
     def _remove_expired(self) -> None:
         now = time.monotonic()
-        while self._pages and (
-            len(self._pages) > self.max_pages or next(iter(self._pages.values()))[0] < now
-        ):
+        while self._pages and (len(self._pages) > self.max_pages or next(iter(self._pages.values()))[0] < now):
             self._pages.popitem(last=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -32,9 +32,7 @@ from jumok.serve.errors import OverloadedError, RequestTimeoutError, ServerClosi
 __all__ = ["BatchFunction", "BatchJob", "Batcher"]
 
 MAX_RETRY_SECONDS = 60  # maximum of Retry-After
-EMA_WEIGHT = (
-    0.2  # weight of the latest batch in the measured speed, and of the latest request in the mean size
-)
+EMA_WEIGHT = 0.2  # weight of the latest batch in the measured speed, and of the latest request in the mean size
 TIME_SLICE_SECONDS = 0.25  # time that a long batch computes before shorter requests may interrupt it
 MAX_RESULTS_PER_CALLBACK = 8  # results set before the event loop reads from its connections again
 INTERRUPTION_RATIO = 4  # a request may interrupt a batch whose longest request is this many times longer
@@ -198,9 +196,7 @@ class Batcher:
             async with asyncio.timeout(timeout):
                 return await job.future
         except TimeoutError:
-            raise RequestTimeoutError(
-                timeout or 0, self.estimate_retry_after(), has_started=job.has_started
-            ) from None
+            raise RequestTimeoutError(timeout or 0, self.estimate_retry_after(), has_started=job.has_started) from None
         finally:
             self.cancel(job)
 

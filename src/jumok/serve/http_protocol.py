@@ -49,9 +49,7 @@ class LimitedHttpProtocol(H11Protocol):
     _write_timer: asyncio.TimerHandle | None = None
 
     @classmethod
-    def with_limits(
-        cls, io_timeout: float, max_connections: int, admission: AdmissionControl | None
-    ) -> type[Self]:
+    def with_limits(cls, io_timeout: float, max_connections: int, admission: AdmissionControl | None) -> type[Self]:
         """Create the protocol class of one server."""
         limits: dict[str, Any] = {
             "io_timeout": io_timeout,
@@ -152,9 +150,7 @@ class LimitedHttpProtocol(H11Protocol):
         except OverloadedError as error:
             message, retry_after = str(error), error.retry_after
         head, end, body = data.partition(b"\r\n\r\n")
-        is_usual = head.partition(b"\r\n")[0].endswith(b" HTTP/1.1") and not UNUSUAL_HEADER_PATTERN.search(
-            head
-        )
+        is_usual = head.partition(b"\r\n")[0].endswith(b" HTTP/1.1") and not UNUSUAL_HEADER_PATTERN.search(head)
         lengths = [value.strip(b" ") for value in CONTENT_LENGTH_PATTERN.findall(head)]
         if not end or not is_usual or len(lengths) != 1 or not re.fullmatch(rb"\d{1,9}", lengths[0]):
             return None
@@ -182,9 +178,7 @@ class LimitedHttpProtocol(H11Protocol):
     def _start_keep_alive_timer(self) -> None:
         """Wait for the next request, as uvicorn does after a response."""
         self._unset_keepalive_if_required()
-        self.timeout_keep_alive_task = self.loop.call_later(
-            self.timeout_keep_alive, self.timeout_keep_alive_handler
-        )
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
         if self._request_timer is not None:
             self._request_timer.cancel()
             self._request_timer = None

@@ -73,9 +73,7 @@ class ServerMetrics:
         """Count a request that was rejected before it was routed, because the server is overloaded."""
         self.http_requests.labels(path, "503").inc()
 
-    def track_queue(
-        self, model: str, pending_tokens: Callable[[], float], num_queued: Callable[[], float]
-    ) -> None:
+    def track_queue(self, model: str, pending_tokens: Callable[[], float], num_queued: Callable[[], float]) -> None:
         """Read the state of a model's queue whenever the metrics are collected."""
         self._pending_tokens.labels(model).set_function(pending_tokens)
         self._queued_requests.labels(model).set_function(num_queued)

@@ -116,9 +116,7 @@ class RequestGuard:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()
             except TimeoutError:
-                raise HTTPException(
-                    408, _format_slow_body_message(body, limits), {"Connection": "close"}
-                ) from None
+                raise HTTPException(408, _format_slow_body_message(body, limits), {"Connection": "close"}) from None
             if message["type"] == "http.request":
                 num_bytes = len(message.get("body", b""))
                 is_complete = not message.get("more_body", False)

@@ -40,15 +40,9 @@ class RequestHandler:
     async def respond(self, request: Request, payload: TaskRequest) -> Any:
         """Compute the response, unless the client disconnects."""
         model = self._select_model(payload)
-        num_tokens = await self.estimator.estimate_tokens(
-            model, request, payload, self.limits.max_queue_tokens
-        )
-        job = model.batcher.submit(
-            model.predict, payload, num_tokens, batch_key=model.service.get_batch_key(payload)
-        )
-        return await _cancel_on_disconnect(
-            request, model.batcher.wait_for_result(job, self.limits.request_timeout)
-        )
+        num_tokens = await self.estimator.estimate_tokens(model, request, payload, self.limits.max_queue_tokens)
+        job = model.batcher.submit(model.predict, payload, num_tokens, batch_key=model.service.get_batch_key(payload))
+        return await _cancel_on_disconnect(request, model.batcher.wait_for_result(job, self.limits.request_timeout))
 
     async def respond_with_attention(self, request: Request, payload: TaskRequest) -> Any:
         """Compute the response and its viewer data, unless the client disconnects."""
@@ -58,16 +52,12 @@ class RequestHandler:
         )
         # A unique batch key: each of these requests is a batch of its own.
         job = model.batcher.submit(model.predict_with_attention, payload, num_tokens, batch_key=object())
-        return await _cancel_on_disconnect(
-            request, model.batcher.wait_for_result(job, self.limits.request_timeout)
-        )
+        return await _cancel_on_disconnect(request, model.batcher.wait_for_result(job, self.limits.request_timeout))
 
     async def stream_events(self, request: Request, payload: TaskRequest) -> AsyncIterator[str]:
         """Compute the response as server-sent events. Refusals are raised before the first event."""
         model = self._select_model(payload)
-        num_tokens = await self.estimator.estimate_tokens(
-            model, request, payload, self.limits.max_queue_tokens
-        )
+        num_tokens = await self.estimator.estimate_tokens(model, request, payload, self.limits.max_queue_tokens)
         unsent: list[str | TaskResponse] = []
         has_news = asyncio.Event()
 
@@ -111,9 +101,7 @@ class RequestHandler:
             return next(iter(self.models.values()))
         if payload.model not in self.models:
             names = ", ".join(self.models)
-            raise HTTPException(
-                404, f"there is no model {payload.model[:80]!r} for this task; the models are: {names}"
-            )
+            raise HTTPException(404, f"there is no model {payload.model[:80]!r} for this task; the models are: {names}")
         return self.models[payload.model]
 
 

@@ -28,14 +28,10 @@ MAX_INLINE_PARSE_BYTES = 1 << 14  # larger bodies are not parsed on the event lo
 RequestT = TypeVar("RequestT", bound=TaskRequest)
 
 
-async def read_request(
-    request: Request, schema: type[RequestT], limits: RequestLimits, executor: Executor
-) -> RequestT:
+async def read_request(request: Request, schema: type[RequestT], limits: RequestLimits, executor: Executor) -> RequestT:
     """Read and parse the body of a request."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    is_json = media_type == JSON_MEDIA_TYPE or (
-        media_type.startswith("application/") and media_type.endswith("+json")
-    )
+    is_json = media_type == JSON_MEDIA_TYPE or (media_type.startswith("application/") and media_type.endswith("+json"))
     if not is_json and media_type not in schema.body_media_types:
         expected = " or ".join((JSON_MEDIA_TYPE, *schema.body_media_types))
         raise HTTPException(415, f"Content-Type is {media_type[:80] or 'missing'}; expected {expected}")
@@ -56,9 +52,7 @@ def parse_request(body: bytes, schema: type[RequestT], limits: RequestLimits) ->
     """Parse a JSON body. Raises HTTPException or RequestTooLarge if it is not valid."""
     num_items, max_items = sum(map(body.count, (b",", b"[", b"{"))), schema.max_items(limits)
     if num_items > max_items:
-        raise RequestTooLarge(
-            f"the request has {num_items:,} commas and brackets; the maximum is {max_items:,}"
-        )
+        raise RequestTooLarge(f"the request has {num_items:,} commas and brackets; the maximum is {max_items:,}")
     try:
         payload = json.loads(body)
     except json.JSONDecodeError as error:

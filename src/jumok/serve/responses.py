@@ -26,9 +26,7 @@ SHUTDOWN_HEADERS = {"Retry-After": "1", "Connection": "close"}
 
 def build_error_response(status: int, message: str, **headers: str) -> JSONResponse:
     """Build the JSON response of an error: ``{"error": message}``."""
-    return JSONResponse(
-        {"error": message.encode(errors="replace").decode()}, status, {**SECURITY_HEADERS, **headers}
-    )
+    return JSONResponse({"error": message.encode(errors="replace").decode()}, status, {**SECURITY_HEADERS, **headers})
 
 
 def build_overload_response(

@@ -91,9 +91,7 @@ class SizeEstimator:
         """Whether no more requests should be admitted. Waiting requests are not in any queue yet."""
         return self._num_waiting >= MAX_WAITING_REQUESTS
 
-    async def estimate_tokens(
-        self, model: ServedModel, request: Request, payload: TaskRequest, max_tokens: int
-    ) -> int:
+    async def estimate_tokens(self, model: ServedModel, request: Request, payload: TaskRequest, max_tokens: int) -> int:
         """Estimate the number of tokens. Raise an error if it exceeds ``max_tokens`` or the queue is full."""
         model.batcher.check_capacity()  # before any work for the request
         if len(await request.body()) <= MAX_INLINE_TOKENIZATION_BYTES:

@@ -115,9 +115,7 @@ def build_uvicorn_config(app: FastAPI, limits: ServerLimits) -> uvicorn.Config:
     """Build the configuration of uvicorn."""
     return uvicorn.Config(
         app,
-        http=LimitedHttpProtocol.with_limits(
-            limits.body_timeout, limits.max_connections, app.state.admission
-        ),
+        http=LimitedHttpProtocol.with_limits(limits.body_timeout, limits.max_connections, app.state.admission),
         ws="none",
         lifespan="on",
         log_level="warning",

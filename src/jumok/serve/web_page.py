@@ -53,9 +53,7 @@ def read_static_file(name: str) -> str:
 @functools.cache
 def build_script() -> str:
     """Join the modules of the viewer and of the page into one ES module."""
-    return assets.join_scripts(
-        [*assets.read_scripts(), *(read_static_file(f"{name}.js") for name in SCRIPT_MODULES)]
-    )
+    return assets.join_scripts([*assets.read_scripts(), *(read_static_file(f"{name}.js") for name in SCRIPT_MODULES)])
 
 
 @functools.cache
@@ -91,9 +89,7 @@ def _build_file_response(request: Request, text: str, media_type: str) -> Respon
     if request.headers.get("if-none-match") == etag:
         return Response(status_code=304, headers=headers)
     if "gzip" in request.headers.get("accept-encoding", ""):
-        return Response(
-            _compress_gzip(text), media_type=media_type, headers={"Content-Encoding": "gzip", **headers}
-        )
+        return Response(_compress_gzip(text), media_type=media_type, headers={"Content-Encoding": "gzip", **headers})
     return Response(text, media_type=media_type, headers=headers)
 
 

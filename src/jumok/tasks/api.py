@@ -183,9 +183,7 @@ class TextPairRequest(TaskRequest):
     """Fields of requests with one or two texts."""
 
     text: RequestText
-    text_pair: Annotated[RequestText | None, Field(description="Second text, for a model of text pairs.")] = (
-        None
-    )
+    text_pair: Annotated[RequestText | None, Field(description="Second text, for a model of text pairs.")] = None
 
     def check_limits(self, limits: RequestLimits) -> None:
         """Raise if a text is too long."""

@@ -329,9 +329,7 @@ class Task(Protocol[PredictorT]):
     # Inputs and outputs of ``jumok run``.
 
     @staticmethod
-    def read_chunks(
-        text: str | None, *, skip_invalid: bool = False
-    ) -> AbstractContextManager[Iterator[list[str]]]:
+    def read_chunks(text: str | None, *, skip_invalid: bool = False) -> AbstractContextManager[Iterator[list[str]]]:
         """Read the inputs in chunks: from a text, a file, or standard input (None)."""
         return line_io.read_chunks(text, skip_invalid=skip_invalid)
 
@@ -525,9 +523,7 @@ def compare(
     _print_notes(first.notes, console)
     path = output_folder / f"{split_name}.json"
     by_name = {result.name: asdict(result) for result in results}
-    write_json(
-        path, [{"name": name, **by_name.get(name, {}), **x.metrics} for name, x in evaluations.items()]
-    )
+    write_json(path, [{"name": name, **by_name.get(name, {}), **x.metrics} for name, x in evaluations.items()])
     figure = build_task(runs[0]).draw_comparison(evaluations, output_folder / f"{split_name}-by-length.png")
     _print_lines(console, [*([] if figure is None else [f"figure: {figure}"]), f"data: {path}"])
     return results

@@ -109,9 +109,7 @@ class BertTask(SupervisedTask[E, SupervisedPredictorT]):
         new: list[str] = model.bert.copy_weights_from(bert)
         return [f"Initialized randomly, because {source} does not have them: {', '.join(new)}"] if new else []
 
-    def build_batcher(
-        self, encoded: Sequence[list[EncodedText]], model: Any, ranks: DistributedRanks
-    ) -> TextBatcher:
+    def build_batcher(self, encoded: Sequence[list[EncodedText]], model: Any, ranks: DistributedRanks) -> TextBatcher:
         config: BertConfig = model.bert.config
         rows = [row for windows in encoded for row in windows]
         max_length = max((len(row.ids) for row in rows), default=0)
@@ -128,9 +126,7 @@ class BertTask(SupervisedTask[E, SupervisedPredictorT]):
             fixed_shapes=layout.fixed_shapes,
         )
 
-    def describe_model(
-        self, model: nn.Module, tokenizer: WordPieceTokenizer, dataset: FingerprintedDataset
-    ) -> str:
+    def describe_model(self, model: nn.Module, tokenizer: WordPieceTokenizer, dataset: FingerprintedDataset) -> str:
         uses_pretrained = self.recipe.pretrained and not self.recipe.random_init
         origin = self.recipe.pretrained if uses_pretrained else "random initialization"
         vocab_size = _load_model_spec(self.run.folder)[1]

@@ -57,9 +57,7 @@ def get_text_field(json_object: JsonObject, *field_names: str) -> str:
             if not isinstance(text, str):
                 raise InputError(f'"{name}" must be a text, but {type(text).__name__} came')
             if surrogate := SURROGATE_PATTERN.search(text):
-                raise InputError(
-                    f'"{name}" has half of a surrogate pair at position {surrogate.start()}: remove it'
-                )
+                raise InputError(f'"{name}" has half of a surrogate pair at position {surrogate.start()}: remove it')
             return text
     fields = ", ".join(map(repr, json_object)) or "nothing"
     raise InputError(f'there is no "{field_names[0]}"; the object has: {fields[:200]}')

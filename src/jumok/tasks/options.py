@@ -62,6 +62,5 @@ class GenerationOptions(PredictOptions):
             raise InputError("--sample draws one text; it cannot be combined with --beam-size or --n-best")
         if self.beam_size is not None and self.n_best > self.beam_size:
             raise InputError(
-                f"--n-best {self.n_best} needs a beam of at least {self.n_best}; --beam-size "
-                f"{self.beam_size} came"
+                f"--n-best {self.n_best} needs a beam of at least {self.n_best}; --beam-size {self.beam_size} came"
             )

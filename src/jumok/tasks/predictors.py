@@ -212,9 +212,7 @@ class BertPredictor(SupervisedPredictor[P_co, NBestOptions]):
         row, window_note = self._encode_first_window(prediction.input)
         weights = self._capture_attention(row)[-1].weights(batch=0).float().mean(0)
         tokens = self.tokenizer.ids_to_tokens(row.ids)
-        return draw_heat_map(
-            weights, tokens, tokens, path, title=", ".join(filter(None, (title, window_note)))
-        )
+        return draw_heat_map(weights, tokens, tokens, path, title=", ".join(filter(None, (title, window_note))))
 
     @torch.inference_mode()
     def _capture_attention(self, row: EncodedText) -> Any:

@@ -40,9 +40,7 @@ def load_pretrained_encoder(source: str) -> tuple[Bert, WordPieceTokenizer]:
 def load_pretrained_model(source: str) -> tuple[Any, WordPieceTokenizer]:
     """Load a ``Bert`` or a model with a head, and its tokenizer."""
     folder = (
-        _find_in_package(source.removeprefix(PACKAGE_PREFIX))
-        if source.startswith(PACKAGE_PREFIX)
-        else Path(source)
+        _find_in_package(source.removeprefix(PACKAGE_PREFIX)) if source.startswith(PACKAGE_PREFIX) else Path(source)
     )
     if (folder / "recipe.yaml").is_file():
         from jumok.tasks.base import load_predictor
@@ -62,9 +60,7 @@ def load_pretrained_model(source: str) -> tuple[Any, WordPieceTokenizer]:
     if not isinstance(bert, Bert):
         raise InputError(f"pretrained: {source} holds a {type(model).__name__}; a BERT is needed")
     if not isinstance(tokenizer, WordPieceTokenizer):
-        raise InputError(
-            f"pretrained: {source} has no tokenizer: neither tokenizer.json nor vocab.txt is there"
-        )
+        raise InputError(f"pretrained: {source} has no tokenizer: neither tokenizer.json nor vocab.txt is there")
     return model, tokenizer
 
 

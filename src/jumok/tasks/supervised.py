@@ -100,12 +100,7 @@ class SupervisedTask(Task[SupervisedPredictorT], Generic[E, SupervisedPredictorT
         if data.valid is not None and data.test is not None:
             return DatasetSplit("train", examples, skipped)
         parts = split_held_out(examples, self.get_split_key, data.held_out_size)
-        unused = [
-            example
-            for name in ("valid", "test")
-            if getattr(data, name) is not None
-            for example in parts[name]
-        ]
+        unused = [example for name in ("valid", "test") if getattr(data, name) is not None for example in parts[name]]
         return DatasetSplit("train", parts["train"] + unused, skipped)
 
     def load_split(self, split_name: str) -> DatasetSplit[E]:
@@ -130,9 +125,7 @@ class SupervisedTask(Task[SupervisedPredictorT], Generic[E, SupervisedPredictorT
     def _held_out_path(self, split_name: str) -> Path:
         return self.run.folder / "data" / f"{split_name}.jsonl"
 
-    def load_readable_split(
-        self, split_name: str, encode: Callable[[Sequence[E]], Iterator[Any]]
-    ) -> DatasetSplit[E]:
+    def load_readable_split(self, split_name: str, encode: Callable[[Sequence[E]], Iterator[Any]]) -> DatasetSplit[E]:
         """The validation or test data without examples that cannot be encoded, if the recipe allows skipping."""
         split = self.load_split(split_name)
         skipped = copy.deepcopy(split.skipped)
@@ -145,13 +138,9 @@ class SupervisedTask(Task[SupervisedPredictorT], Generic[E, SupervisedPredictorT
             raise InputError(f"data.{split_name}: no examples that can be read; {skipped}")
         return DatasetSplit(split_name, examples, skipped)
 
-    def _read_valid_examples(
-        self, data_source: DataSource, split_name: str
-    ) -> tuple[list[E], SkippedExamples]:
+    def _read_valid_examples(self, data_source: DataSource, split_name: str) -> tuple[list[E], SkippedExamples]:
         skipped = SkippedExamples()
-        examples = list(
-            skip_invalid(self.read_examples(data_source, split_name), self.recipe.data.on_error, skipped)
-        )
+        examples = list(skip_invalid(self.read_examples(data_source, split_name), self.recipe.data.on_error, skipped))
         if not examples:
             raise InputError(f"data.{split_name}: {data_source}: no examples; {skipped}")
         return examples, skipped
@@ -177,13 +166,9 @@ class SupervisedTask(Task[SupervisedPredictorT], Generic[E, SupervisedPredictorT
         self, predictor: SupervisedPredictorT, ranks: DistributedRanks
     ) -> tuple[FingerprintedDataset, SkippedExamples]:
         skipped = SkippedExamples()
-        encoded = list(
-            skip_invalid(predictor.encode(self.train_split().examples), self.recipe.data.on_error, skipped)
-        )
+        encoded = list(skip_invalid(predictor.encode(self.train_split().examples), self.recipe.data.on_error, skipped))
         return self.build_batcher(encoded, predictor.model, ranks), skipped
 
     @abstractmethod
-    def build_batcher(
-        self, encoded: Sequence[Any], model: Any, ranks: DistributedRanks
-    ) -> FingerprintedDataset:
+    def build_batcher(self, encoded: Sequence[Any], model: Any, ranks: DistributedRanks) -> FingerprintedDataset:
         """Build batches of encoded training examples."""

@@ -50,9 +50,7 @@ def compute_attention_health(
     key_lengths = query_lengths if key_lengths is None else key_lengths
     if not maps or not query_lengths:
         return {}
-    layers = [
-        _compute_head_statistics(weights, query_lengths, key_lengths) for weights in maps
-    ]  # (H, 4) each
+    layers = [_compute_head_statistics(weights, query_lengths, key_lengths) for weights in maps]  # (H, 4) each
     entropy, max_weight, coverage, max_key_share = torch.cat(layers).unbind(1)
     return {
         "attention/entropy": entropy.mean().item(),
@@ -89,9 +87,7 @@ def _find_dead_heads(metrics: Mapping[str, float], progress: float) -> str | Non
     single_key = metrics.get("attention/single_key_heads", math.nan)
     if progress < MIN_PROGRESS or not max(uniform, single_key) > MAX_DEAD_HEADS:
         return None
-    fraction, symptom = max(
-        (uniform, "attend to all keys equally"), (single_key, "always attend to the same key")
-    )
+    fraction, symptom = max((uniform, "attend to all keys equally"), (single_key, "always attend to the same key"))
     return (
         f"attention has no effect: {fraction:.0%} of the heads {symptom}, with {progress:.0%} of the "
         "training done. Try a lower train.learning_rate, more train.warmup_steps, fewer heads or layers, or "
@@ -99,9 +95,7 @@ def _find_dead_heads(metrics: Mapping[str, float], progress: float) -> str | Non
     )
 
 
-def _compute_head_statistics(
-    weights: Tensor, query_lengths: Sequence[int], key_lengths: Sequence[int]
-) -> Tensor:
+def _compute_head_statistics(weights: Tensor, query_lengths: Sequence[int], key_lengths: Sequence[int]) -> Tensor:
     """Compute entropy, maximum weight, coverage and the largest share of one key per head: ``(H, 4)``."""
     if weights.dim() != 4 or not len(weights) == len(query_lengths) == len(key_lengths):
         raise InputError(
@@ -109,12 +103,8 @@ def _compute_head_statistics(
             f"lengths and {len(key_lengths)} key lengths; expected (batch, heads, queries, keys) and one "
             "length per row"
         )
-    num_queries, num_keys = (
-        torch.tensor(lengths, device=weights.device) for lengths in (query_lengths, key_lengths)
-    )
-    is_query = (torch.arange(weights.shape[2], device=weights.device) < num_queries[:, None])[
-        :, None, :, None
-    ]
+    num_queries, num_keys = (torch.tensor(lengths, device=weights.device) for lengths in (query_lengths, key_lengths))
+    is_query = (torch.arange(weights.shape[2], device=weights.device) < num_queries[:, None])[:, None, :, None]
     is_key = (torch.arange(weights.shape[3], device=weights.device) < num_keys[:, None])[:, None, None, :]
     w = weights.double().where(is_query & is_key, 0.0)  # (B, H, Q, K)
     # With a single key the entropy is always 0, and log 1 = 0 cannot be divided by.

@@ -85,8 +85,7 @@ class CheckpointManager:
             problems.append(problem)
         if problems:
             raise InputError(
-                f"the checkpoint of this run is damaged: {'; '.join(problems)}. "
-                f"Remove {self.folder} to start again"
+                f"the checkpoint of this run is damaged: {'; '.join(problems)}. Remove {self.folder} to start again"
             )
         return None
 
@@ -102,9 +101,7 @@ class CheckpointManager:
                 f"{FORMAT_VERSION}; train again with this version, or resume with the version that wrote it"
             )
         self.last_saved_step = saved["state"]["step"]
-        model, optimizer = (
-            weights.read_safetensors(path / f"{name}.safetensors") for name in ("model", "optimizer")
-        )
+        model, optimizer = (weights.read_safetensors(path / f"{name}.safetensors") for name in ("model", "optimizer"))
         return TrainState.from_dict(saved["state"]), model, optimizer
 
     def save(self, state: TrainState, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:

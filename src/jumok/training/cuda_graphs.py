@@ -91,12 +91,7 @@ class CudaGraphGradients(Generic[B]):
         self._scale.fill_(scale)
         graph_key = batch.graph_key if _supports_graphs(self.device) else None
         graph = self._graphs.get(graph_key)
-        if (
-            graph is None
-            and graph_key in self._seen_keys
-            and not self.capture_error
-            and len(self._graphs) < MAX_GRAPHS
-        ):
+        if graph is None and graph_key in self._seen_keys and not self.capture_error and len(self._graphs) < MAX_GRAPHS:
             graph = self._capture_graph(batch, graph_key)
         self._attach_gradients()
         if graph is None:
@@ -205,9 +200,7 @@ class _GraphRecorder:
         self.device = device
         self._stream_and_pool: tuple[Any, Any] | None = None
 
-    def capture(
-        self, run: Callable[[], Tensor], num_warmup_calls: int = 0
-    ) -> tuple[Callable[[], None], Tensor]:
+    def capture(self, run: Callable[[], Tensor], num_warmup_calls: int = 0) -> tuple[Callable[[], None], Tensor]:
         """Capture ``run()``. Returns a function that replays it, and the tensor that each replay writes."""
         with torch.cuda.device(self.device):
             if self._stream_and_pool is None:

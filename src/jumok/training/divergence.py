@@ -41,9 +41,7 @@ class LossTrend:
         first step: such a model is worse than an untrained one.
         """
         if not math.isfinite(loss) or not math.isfinite(gradient_norm):
-            return (
-                f"the loss or its gradient is not finite: loss {loss:.4g}, gradient norm {gradient_norm:.4g}"
-            )
+            return f"the loss or its gradient is not finite: loss {loss:.4g}, gradient norm {gradient_norm:.4g}"
         if self.first_loss is None:
             self.first_loss = self.running_mean = loss
         self.recent_losses = [*self.recent_losses[1 - MAX_SHOWN :], loss]

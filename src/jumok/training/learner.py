@@ -53,9 +53,7 @@ class Learner:
     ``last_step`` is the number of the last step, for the schedules that end there.
     """
 
-    def __init__(
-        self, model: nn.Module, config: TrainConfig, ranks: DistributedRanks, last_step: int | None
-    ) -> None:
+    def __init__(self, model: nn.Module, config: TrainConfig, ranks: DistributedRanks, last_step: int | None) -> None:
         self.config, self.ranks, self.last_step = config, ranks, last_step
         self.model = model.to(ranks.device).train()
         # One process cannot validate a sharded model, so the first one keeps a complete copy.
@@ -69,14 +67,10 @@ class Learner:
             if use_graphs
             else None
         )
-        self._graphed_update = (
-            cuda_graphs.CudaGraphCallable(self._update_weights, ranks.device) if use_graphs else None
-        )
+        self._graphed_update = cuda_graphs.CudaGraphCallable(self._update_weights, ranks.device) if use_graphs else None
         self.loss_part_names: list[str] = []  # components of the loss, known after the first step
         self.is_compiled = config.compile is True or (
-            config.compile == "auto"
-            and supports_compile(ranks.device)
-            and getattr(model, "supports_compile", True)
+            config.compile == "auto" and supports_compile(ranks.device) and getattr(model, "supports_compile", True)
         )
         if self.is_compiled:  # a model may override ``compile``
             (self.loss_module if type(model).compile is nn.Module.compile else model).compile()
@@ -154,9 +148,7 @@ class Learner:
             scale = scale * self._loss_scaler.scale
         (total * scale.to(total.dtype)).backward()
         self.loss_part_names = self.loss_part_names or sorted(parts)
-        return torch.stack(
-            [x.double() for x in (total.detach(), *(parts[name] for name in self.loss_part_names))]
-        )
+        return torch.stack([x.double() for x in (total.detach(), *(parts[name] for name in self.loss_part_names))])
 
     @property
     def capture_error(self) -> str | None:
@@ -174,9 +166,7 @@ class Learner:
         scaler_state = {} if self._loss_scaler is None else self._loss_scaler.state_dict()
         return gather_to_main(get_optimizer_state(self.optimizer, self.model) | scaler_state, self.ranks)
 
-    def restore(
-        self, model_weights: Mapping[str, Tensor], optimizer_state: Mapping[str, Tensor], source: str
-    ) -> None:
+    def restore(self, model_weights: Mapping[str, Tensor], optimizer_state: Mapping[str, Tensor], source: str) -> None:
         """Restore the results of :meth:`gather_weights` and :meth:`gather_optimizer_state`."""
         weights.set_weights(self.model, model_weights, source)
         parameter_state = {name: tensor for name, tensor in optimizer_state.items() if "/" in name}

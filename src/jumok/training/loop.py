@@ -76,9 +76,7 @@ def train(
         DivergenceError: the loss is not finite or exploded. Earlier checkpoints are kept.
     """
     if validate is None and not (config.max_steps or config.max_epochs or config.max_minutes):
-        raise InputError(
-            "nothing ends this training, because patience needs a validation: set max_steps or max_epochs"
-        )
+        raise InputError("nothing ends this training, because patience needs a validation: set max_steps or max_epochs")
     with contextlib.ExitStack() as stack:
         ranks = ranks or stack.enter_context(distributed.init_distributed(config.device))
         signals = stack.enter_context(SignalHandler())
@@ -204,9 +202,7 @@ class _TrainingLoop:
             state.num_labels += round(num_labels)
             state.unlogged_rows.append(row)
 
-    def _build_divergence_error(
-        self, problem: str, step: int, epoch: int, epoch_step: int
-    ) -> DivergenceError:
+    def _build_divergence_error(self, problem: str, step: int, epoch: int, epoch_step: int) -> DivergenceError:
         examples = [int(index) for index in self.data.batches(epoch)[epoch_step]]
         checkpoint = (
             f"The checkpoint of step {self.checkpoints.last_saved_step:,} is in {self.checkpoints.folder}; "
@@ -218,9 +214,7 @@ class _TrainingLoop:
     def _log_train_metrics(self) -> None:
         self._collect_rows()
         state = self.state
-        total, num_labels, norm, *parts = (
-            math.fsum(column) for column in zip(*state.unlogged_rows, strict=True)
-        )
+        total, num_labels, norm, *parts = (math.fsum(column) for column in zip(*state.unlogged_rows, strict=True))
         metrics = {
             "loss": total / num_labels,
             **{name: part / num_labels for name, part in zip(state.loss_part_names, parts, strict=True)},
@@ -299,9 +293,7 @@ class _TrainingLoop:
             report = self.validate(model)
         is_best = report.is_better_than(state.best.metrics if state.best else None)
         if is_best:
-            state.best = BestValidation(
-                state.step, report.select_by, report.value, dict(report.metrics), num_averaged
-            )
+            state.best = BestValidation(state.step, report.select_by, report.value, dict(report.metrics), num_averaged)
         state.seconds = time.monotonic() - self.start_time
         event = "averaged_weights" if num_averaged else "validation"
         self._log_metrics(event, {**report.metrics, "is_best": is_best})
@@ -326,9 +318,7 @@ class _TrainingLoop:
         """Find problems in the validations so far. If the end is unknown, ten validations are a training."""
         validations = read_validations(self.folder)
         is_bounded = self.last_step is not None or self.config.max_minutes is not None
-        progress = (
-            self.display.compute_progress(self.state) if is_bounded else min(1.0, len(validations) / 10)
-        )
+        progress = self.display.compute_progress(self.state) if is_bounded else min(1.0, len(validations) / 10)
         return find_alarms(validations, 1.0 if self.state.stop_reason else progress)
 
     def _save_is_due(self) -> bool:
@@ -433,9 +423,7 @@ class _TrainingLoop:
         notice = f"The training has {last_step:,} steps, and train.warmup_steps is {configured:,}: "
         if actual != configured:
             return notice + f"the warm-up is shortened to {actual:,} steps, a tenth."
-        return notice + (
-            "the learning rate never reaches its peak; lower train.warmup_steps, or train longer."
-        )
+        return notice + ("the learning rate never reaches its peak; lower train.warmup_steps, or train longer.")
 
     def _build_summary(self, reason: str) -> TrainingSummary:
         self.ranks.barrier()  # until the first process has written the weights

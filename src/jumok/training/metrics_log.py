@@ -69,9 +69,7 @@ class MetricsLog:
     def log_samples(self, samples: Sequence[str], state: TrainState) -> None:
         """Write sample outputs, for TensorBoard only."""
         if self._tensorboard is not None and samples:
-            text = "\n".join(
-                f"    {line}" for line in samples
-            )  # indented, so that Markdown leaves it unchanged
+            text = "\n".join(f"    {line}" for line in samples)  # indented, so that Markdown leaves it unchanged
             self._tensorboard.add_text("samples", text, state.step)
 
     def sync(self) -> int:

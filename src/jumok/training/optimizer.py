@@ -27,9 +27,7 @@ __all__ = [
 ]
 
 
-def build_optimizer(
-    model: nn.Module, config: TrainConfig, graph_device: torch.device | None = None
-) -> Optimizer:
+def build_optimizer(model: nn.Module, config: TrainConfig, graph_device: torch.device | None = None) -> Optimizer:
     """Build the optimizer. Weight decay applies to matrices only, not to biases and norms.
 
     With ``graph_device``, its steps can be captured as a CUDA graph: the learning rate, which changes from
@@ -140,18 +138,14 @@ def _check_parameter_names(names: Iterable[str], parameters: Mapping[str, nn.Par
 
 
 @torch.no_grad()
-def clip_gradients(
-    parameters: Iterable[nn.Parameter], max_norm: float, loss_scale: Tensor | None = None
-) -> Tensor:
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float, loss_scale: Tensor | None = None) -> Tensor:
     """Divide the gradients by ``loss_scale`` and clip their total norm to ``max_norm`` (0: no clipping).
 
     Returns the norm before clipping, on the device.
     """
     trainable = [p for p in parameters if p.grad is not None]
     if loss_scale is not None:
-        torch._foreach_mul_(
-            [_get_local_shard(p.grad) for p in trainable if p.grad is not None], 1 / loss_scale
-        )
+        torch._foreach_mul_([_get_local_shard(p.grad) for p in trainable if p.grad is not None], 1 / loss_scale)
     norm = nn.utils.get_total_norm([p.grad for p in trainable if p.grad is not None])
     if max_norm:
         nn.utils.clip_grads_with_norm_(trainable, max_norm, norm)

@@ -53,9 +53,7 @@ class LossScaler:
         num_good_steps = (self.num_good_steps + 1).masked_fill(overflow, 0)
         grows = num_good_steps == GROWTH_INTERVAL
         self.scale *= (
-            torch.ones_like(self.scale)
-            .masked_fill(overflow, BACKOFF_FACTOR)
-            .masked_fill(grows, GROWTH_FACTOR)
+            torch.ones_like(self.scale).masked_fill(overflow, BACKOFF_FACTOR).masked_fill(grows, GROWTH_FACTOR)
         )
         self.scale.clamp_(max=MAX_SCALE)  # in a very long training it would become infinite
         self.num_good_steps.copy_(num_good_steps.masked_fill(grows, 0))

@@ -154,9 +154,7 @@ def map_tensors(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if is_dataclass(batch) and not isinstance(batch, type):
         values = {field.name: getattr(batch, field.name) for field in fields(batch) if field.init}
         return replace(batch, **{name: map_tensors(value, function) for name, value in values.items()})
-    if isinstance(batch, list | tuple) and any(
-        isinstance(item, Tensor) or is_dataclass(item) for item in batch
-    ):
+    if isinstance(batch, list | tuple) and any(isinstance(item, Tensor) or is_dataclass(item) for item in batch):
         return tuple(map_tensors(item, function) for item in batch)
     if isinstance(batch, dict):
         return {key: map_tensors(value, function) for key, value in batch.items()}

@@ -30,13 +30,9 @@ class ValidationReport:
 
     def __post_init__(self) -> None:
         if self.select_by not in self.metrics:
-            raise ValueError(
-                f"select_by={self.select_by!r} is not one of the metrics: {', '.join(self.metrics)}"
-            )
+            raise ValueError(f"select_by={self.select_by!r} is not one of the metrics: {', '.join(self.metrics)}")
         if self.tie_breaker is not None and self.tie_breaker not in self.metrics:
-            raise ValueError(
-                f"tie_breaker={self.tie_breaker!r} is not one of the metrics: {', '.join(self.metrics)}"
-            )
+            raise ValueError(f"tie_breaker={self.tie_breaker!r} is not one of the metrics: {', '.join(self.metrics)}")
         # Metrics are written as JSON, so NumPy numbers and tensors become floats.
         object.__setattr__(self, "metrics", {name: float(value) for name, value in self.metrics.items()})
 

@@ -27,9 +27,7 @@ __all__ = ["compute_last_step", "compute_lr_factor", "shorten_warmup"]
 MAX_COUNTED_EPOCHS = 64  # beyond these, the number of steps is extrapolated
 
 
-def compute_lr_factor(
-    config: TrainConfig, step: int, last_step: int | None, time_fraction: float = 0.0
-) -> float:
+def compute_lr_factor(config: TrainConfig, step: int, last_step: int | None, time_fraction: float = 0.0) -> float:
     """Return the learning rate of a step (counted from 1) as a fraction of ``config.learning_rate``.
 
     ``time_fraction`` is the elapsed fraction of ``config.max_minutes``.

@@ -19,9 +19,7 @@ class TrainingInterrupted(JumokError):
 
     def __init__(self, signal_number: int, step: int) -> None:
         name = "Ctrl-C" if signal_number == signal.SIGINT else signal.Signals(signal_number).name
-        super().__init__(
-            f"stopped by {name} after step {step}; a checkpoint is saved, and the same command resumes"
-        )
+        super().__init__(f"stopped by {name} after step {step}; a checkpoint is saved, and the same command resumes")
         self.signal_number = signal_number
         self.exit_status = 128 + signal_number  # 130 and 143, the convention of shells
         self.step = step

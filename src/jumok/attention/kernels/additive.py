@@ -89,9 +89,7 @@ def tanh(x, EXACT: tl.constexpr):
     if EXACT or not ON_GPU:
         y = accurate_tanh(x)
     else:
-        y = tl.inline_asm_elementwise(
-            "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
-        )
+        y = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     return y
 
 
@@ -99,9 +97,7 @@ def tanh(x, EXACT: tl.constexpr):
 def _reciprocal(x):
     """1 / x to about one unit in the last place."""
     if ON_GPU:
-        y = tl.inline_asm_elementwise(
-            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
-        )
+        y = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     else:
         y = 1.0 / x
     return y
@@ -150,23 +146,17 @@ def _exponentials_kernel(
     tile = tl.program_id(0)
     d0 = tl.program_id(1) * BD
     if tile < q_tiles:
-        _store_exponential_tile(
-            q_ptr, exp_q_ptr, peaks_ptr, tile, d0, Q, H, q_stride_b, q_stride_r, depth, BQ, BD
-        )
+        _store_exponential_tile(q_ptr, exp_q_ptr, peaks_ptr, tile, d0, Q, H, q_stride_b, q_stride_r, depth, BQ, BD)
     else:
         tile -= q_tiles
-        _store_exponential_tile(
-            k_ptr, exp_k_ptr, peaks_ptr + 1, tile, d0, K, H, k_stride_b, k_stride_r, depth, BK, BD
-        )
+        _store_exponential_tile(k_ptr, exp_k_ptr, peaks_ptr + 1, tile, d0, K, H, k_stride_b, k_stride_r, depth, BK, BD)
 
 
 # --- forward ------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _compute_paired_scores(
-    q_at, k_at, v_ptr, H, depth, BQ: tl.constexpr, BK: tl.constexpr, UNROLL: tl.constexpr
-):
+def _compute_paired_scores(q_at, k_at, v_ptr, H, depth, BQ: tl.constexpr, BK: tl.constexpr, UNROLL: tl.constexpr):
     """Tile [BQ, BK] from tiles of exponentials [depth, BQ] and [depth, BK]: one reciprocal for two d."""
     halves = tl.zeros((BQ, BK), tl.float32)  # Σ v / (1 + a·b)
     total = 0.0  # Σ v
@@ -257,9 +247,7 @@ def _gradient_kernel(
     d = tl.program_id(1) * BD + unaligned_arange(BD)
     inside = (row < R)[:, None] & (d < H)[None, :]
 
-    x = tl.load(x_ptr + b * x_stride_b + row[:, None] * x_stride_r + d[None, :], mask=inside, other=0.0).to(
-        tl.float32
-    )
+    x = tl.load(x_ptr + b * x_stride_b + row[:, None] * x_stride_r + d[None, :], mask=inside, other=0.0).to(tl.float32)
     first = split * share
     last = tl.minimum(first + share, S)
     y_at = y_ptr + b * y_stride_b + first.to(tl.int64) * y_stride_r + d
@@ -277,9 +265,7 @@ def _gradient_kernel(
                 g0 = tl.load(g_at + u * g_rows)[:, None]
                 g1 = tl.load(g_at + (u + 1) * g_rows)[:, None]
                 y0 = tl.load(y_at + u * y_stride_r, mask=d < tl.where(j + u < last, H, 0), other=0.0)
-                y1 = tl.load(
-                    y_at + (u + 1) * y_stride_r, mask=d < tl.where(j + u + 1 < last, H, 0), other=0.0
-                )
+                y1 = tl.load(y_at + (u + 1) * y_stride_r, mask=d < tl.where(j + u + 1 < last, H, 0), other=0.0)
                 p0 = 1.0 + exp_x * tl.exp2(y0.to(tl.float32) * TWO_LOG2_E)[None, :]
                 p1 = 1.0 + exp_x * tl.exp2(y1.to(tl.float32) * TWO_LOG2_E)[None, :]
                 r = _reciprocal(p0 * p1)

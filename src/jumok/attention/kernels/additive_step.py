@@ -80,9 +80,7 @@ def _next_power_of_2(size: int) -> int:
     return cast(int, triton.next_power_of_2(max(1, size)))
 
 
-def plan_launch(
-    blocks: AdditiveStepBlockSizes, keys: Tensor, value: Tensor, part_width: int
-) -> AdditiveStepLaunch:
+def plan_launch(blocks: AdditiveStepBlockSizes, keys: Tensor, value: Tensor, part_width: int) -> AdditiveStepLaunch:
     """Return the launch parameters for keys (B, K, H) and value (B, K, Dv).
 
     Each program writes a partial result of `part_width` columns.
@@ -94,9 +92,7 @@ def plan_launch(
     keys_per_lane = max(1, min(blocks.keys_per_lane, MAX_ELEMENTS_PER_LANE * lanes_per_key // max_width))
     keys_per_tile = min(keys_per_lane * (32 // lanes_per_key) * blocks.num_warps, _next_power_of_2(K))
     num_tiles = triton.cdiv(K, keys_per_tile)
-    tiles_per_split = max(
-        1, round(num_tiles * B / blocks.target_programs), triton.cdiv(num_tiles, blocks.max_splits)
-    )
+    tiles_per_split = max(1, round(num_tiles * B / blocks.target_programs), triton.cdiv(num_tiles, blocks.max_splits))
     keys_per_split = tiles_per_split * keys_per_tile
     num_splits = triton.cdiv(K, keys_per_split)
     line_width = min(max_width, lanes_per_key * 16 // keys.element_size())  # a lane loads 16 bytes at a time
@@ -200,9 +196,7 @@ class _DeferredSharedGradients(torch.autograd.Function):
             is_used = steps.ds.any(dim=1)
             used_keys = torch.where(is_used[:, :, None], make_rows_contiguous(keys), 0)
             peaks = compute_max_abs(steps.q, used_keys)
-            d_keys, dv = compute_scores_gradient(
-                used_keys, steps.q, v.contiguous(), steps.ds, peaks, with_dv=needs_dv
-            )
+            d_keys, dv = compute_scores_gradient(used_keys, steps.q, v.contiguous(), steps.ds, peaks, with_dv=needs_dv)
         if needs_d_value:
             weights = compute_weights_from_lse(steps.scores, steps.lse, steps.d_context.dtype)
             d_value = torch.bmm(weights.transpose(1, 2), steps.d_context).to(value.dtype)
@@ -243,9 +237,7 @@ class _AdditiveStepFunction(torch.autograd.Function):
         forward_result = _AdditiveStepForwardResult(q, scores, lse, context, ctx.masked)
         ds, dq = ctx.loop.launch_backward(forward_result, d_context)
         if ctx.needs_input_grad[1] and scores.numel():
-            ctx.loop.gradient_buffer.add(
-                _AdditiveStepGradients(query.detach(), q, scores, lse, ds, dq, d_context)
-            )
+            ctx.loop.gradient_buffer.add(_AdditiveStepGradients(query.detach(), q, scores, lse, ds, dq, d_context))
         d_query = (dq.to(weight.dtype) @ weight).to(query.dtype) if ctx.needs_input_grad[0] else None
         return d_query, None, None, None
 
@@ -275,18 +267,14 @@ class AdditiveStepLoop:
         self.gradient_buffer = _AdditiveStepGradientBuffer()
         self.token: Tensor | None = None
         if torch.is_grad_enabled() and any(x.requires_grad for x in (weight, keys, v, value)):
-            self.token = cast(
-                Tensor, _DeferredSharedGradients.apply(weight, keys, v, value, self.gradient_buffer)
-            )
+            self.token = cast(Tensor, _DeferredSharedGradients.apply(weight, keys, v, value, self.gradient_buffer))
         self.weight, self.v = weight.detach(), v.detach().contiguous()
         self.keys, self.value = make_rows_contiguous(keys.detach()), make_rows_contiguous(value.detach())
 
         B, _, H = keys.shape
         D = value.shape[-1]
         if _next_power_of_2(max(H, D)) > MAX_WIDTH:
-            raise ValueError(
-                f"the step kernels support {MAX_WIDTH} columns at most, but H is {H} and Dv is {D}"
-            )
+            raise ValueError(f"the step kernels support {MAX_WIDTH} columns at most, but H is {H} and Dv is {D}")
         strides = (*self.keys.stride()[:2], *self.value.stride()[:2])
         unit = math.gcd(H, D, *strides, 8)
         self.size_units = [size // unit for size in (H, D, *strides)]
@@ -343,9 +331,7 @@ class AdditiveStepLoop:
         )  # fmt: skip
         return context, precise, scores, lse
 
-    def launch_backward(
-        self, forward_result: _AdditiveStepForwardResult, d_context: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def launch_backward(self, forward_result: _AdditiveStepForwardResult, d_context: Tensor) -> tuple[Tensor, Tensor]:
         """Return ds (B, K) float32, the gradient of the scores, and dq (B, H), of the projected query."""
         q, scores, lse, context, is_masked = forward_result
         B, K = scores.shape

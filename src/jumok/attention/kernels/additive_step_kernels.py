@@ -187,9 +187,7 @@ def forward_kernel(
     q = _load_vector(q_ptr + b * H, h, H)
     v = _load_vector(v_ptr, h, H)
     if STAGES == 1:
-        value = _load_rows(
-            value_ptr, b, value_units_b, value_units_r, row, last, d_units, UNIT, DL, WIDTH, PAIRS
-        )
+        value = _load_rows(value_ptr, b, value_units_b, value_units_r, row, last, d_units, UNIT, DL, WIDTH, PAIRS)
     allowed = _load_allowed(allowed_ptr, b, K, row, last, MASKED)
 
     peak = tl.full((ROWS,), -float("inf"), tl.float32)
@@ -199,9 +197,7 @@ def forward_kernel(
         row = k0 + tl.arange(0, ROWS)
         if STAGES > 1:
             k = _load_rows(k_ptr, b, k_units_b, k_units_r, row, last, h_units, UNIT, HL, WIDTH, PAIRS)
-            value = _load_rows(
-                value_ptr, b, value_units_b, value_units_r, row, last, d_units, UNIT, DL, WIDTH, PAIRS
-            )
+            value = _load_rows(value_ptr, b, value_units_b, value_units_r, row, last, d_units, UNIT, DL, WIDTH, PAIRS)
         score = _sum_columns(v * tanh(q + _to_float32(k, k_ptr.dtype.element_ty, PAIRS), EXACT))
         if STAGES == 1:
             k = _load_rows(k_ptr, b, k_units_b, k_units_r, row + ROWS, last, h_units, UNIT, HL, WIDTH, PAIRS)
@@ -294,9 +290,7 @@ def backward_kernel(
     d = _tile_columns(DL, WIDTH)
     row = first + tl.arange(0, ROWS)
     if STAGES == 1:
-        value = _load_rows(
-            value_ptr, b, value_units_b, value_units_r, row, last, d_units, UNIT, DL, WIDTH, PAIRS
-        )
+        value = _load_rows(value_ptr, b, value_units_b, value_units_r, row, last, d_units, UNIT, DL, WIDTH, PAIRS)
     dc = _load_vector(d_context_ptr + b * D, d, D)
     context = _load_vector(context_ptr + b * D, d, D)
     if STAGES == 1:
@@ -311,9 +305,7 @@ def backward_kernel(
     for k0 in tl.range(first, last, ROWS, num_stages=STAGES):
         row = k0 + tl.arange(0, ROWS)
         if STAGES > 1:
-            value = _load_rows(
-                value_ptr, b, value_units_b, value_units_r, row, last, d_units, UNIT, DL, WIDTH, PAIRS
-            )
+            value = _load_rows(value_ptr, b, value_units_b, value_units_r, row, last, d_units, UNIT, DL, WIDTH, PAIRS)
             k = _load_rows(k_ptr, b, k_units_b, k_units_r, row, last, h_units, UNIT, HL, WIDTH, PAIRS)
         dw = _sum_columns(dc * _to_float32(value, value_ptr.dtype.element_ty, PAIRS))
         if STAGES == 1:

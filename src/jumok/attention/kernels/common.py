@@ -25,9 +25,7 @@ def matmul(a, b):
     return tl.dot(a, b, input_precision="tf32x3")
 
 
-def launch_options(
-    num_warps: int, num_stages: int | None = None, max_registers: int | None = None
-) -> dict[str, Any]:
+def launch_options(num_warps: int, num_stages: int | None = None, max_registers: int | None = None) -> dict[str, Any]:
     """Return compiler options. Multiplications and additions are fused, on which the speed depends.
 
     Args:

@@ -62,9 +62,7 @@ def choose_lse_blocks(query: Tensor, num_slots: int) -> PoolingBlockSizes:
 def choose_pooling_blocks(query: Tensor, num_slots: int) -> PoolingBlockSizes:
     """Return the same for the pooling kernel, which is faster with few warps on large tiles."""
     blocks = choose_lse_blocks(query, num_slots)
-    large = PoolingBlockSizes(
-        queries=128, keys=128, num_warps=4, unroll=1, max_registers=168, sum_per_warp=True
-    )
+    large = PoolingBlockSizes(queries=128, keys=128, num_warps=4, unroll=1, max_registers=168, sum_per_warp=True)
     return large if blocks == PoolingBlockSizes() else blocks
 
 

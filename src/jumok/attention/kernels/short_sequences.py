@@ -45,9 +45,7 @@ from jumok.attention.kernels.common import (
 # These change from call to call, and specialising the kernel on them would not make it faster: UNIT is all
 # that the compiler needs to know about the strides.
 UNSPECIALIZED_ARGUMENTS = ["sequences", "q_length", "k_length", "dropped"]
-UNSPECIALIZED_ARGUMENTS += [
-    f"{x}_stride_{dim}" for x in ("q", "k", "v", "out", "do", "dq", "dk", "dv") for dim in "lh"
-]
+UNSPECIALIZED_ARGUMENTS += [f"{x}_stride_{dim}" for x in ("q", "k", "v", "out", "do", "dq", "dk", "dv") for dim in "lh"]
 
 DROPOUT_RESOLUTION = 1 << 16  # dropout probabilities are multiples of 1 / this: a weight has 16 random bits
 PHILOX_ROUNDS = tl.constexpr(7)  # the fewest that pass all tests of randomness, as in FlashAttention
@@ -77,9 +75,7 @@ def choose_forward_blocks(max_seqlen_q: int, max_seqlen_k: int, width: int) -> S
     return ShortKernelBlockSizes(queries, keys, min(4, largest // 16), registers)
 
 
-def choose_backward_blocks(
-    max_seqlen_q: int, max_seqlen_k: int, width: int
-) -> tuple[ShortKernelBlockSizes, ...]:
+def choose_backward_blocks(max_seqlen_q: int, max_seqlen_k: int, width: int) -> tuple[ShortKernelBlockSizes, ...]:
     """Return the block sizes of each launch if no sequence is longer than this."""
     queries, keys = _tile_side(max_seqlen_q), _tile_side(max_seqlen_k)
     largest = max(queries, keys)
@@ -129,9 +125,7 @@ def _get_sequence_pointer(ptr, first, head, stride_l, stride_h, UNIT: tl.constex
 
 
 @triton.jit
-def _fill_zeros(
-    ptr, first, length, head, stride_l, stride_h, UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr
-):
+def _fill_zeros(ptr, first, length, head, stride_l, stride_h, UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
     """Zeros at all positions from `first` on."""
     ROWS: tl.constexpr = 16
     ptr = _get_sequence_pointer(ptr, first, head, stride_l, stride_h, UNIT)
@@ -290,9 +284,7 @@ def _forward_kernel(
         q_start = _get_sequence_pointer(q_ptr, q_first, head, q_stride_l, q_stride_h, UNIT)
         k_start = _get_sequence_pointer(k_ptr, k_first, head, k_stride_l, k_stride_h, UNIT)
         v_start = _get_sequence_pointer(v_ptr, k_first, head, v_stride_l, v_stride_h, UNIT)
-        longer = tl.minimum(
-            tl.maximum(q_count, k_count), MIN_TILE << (NUM_TIERS - 1)
-        )  # it loops over more queries
+        longer = tl.minimum(tl.maximum(q_count, k_count), MIN_TILE << (NUM_TIERS - 1))  # it loops over more queries
         for tier in tl.static_range(NUM_TIERS):
             if _fits_tier(longer, MIN_TILE, LONGER_THAN, tier):
                 _attend_sequence(

@@ -96,9 +96,7 @@ def _get_loop(call: AttentionCall) -> AdditiveStepLoop:
 def _get_parameters(score: TanhScore) -> list[Tensor]:
     """Return ``score.parameters()`` as a list, in less time than a kernel launch takes."""
     modules = (score, *score._modules.values())
-    return [
-        x for module in modules if module is not None for x in module._parameters.values() if x is not None
-    ]
+    return [x for module in modules if module is not None for x in module._parameters.values() if x is not None]
 
 
 def _get_current_stream(device: torch.device) -> Any:

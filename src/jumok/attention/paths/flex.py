@@ -141,9 +141,7 @@ def compute_block_coverage(mask: Mask, shape: AttentionShape, block_size: int = 
 
 
 def _compute_band_coverage(band: Band, shape: AttentionShape, block_size: int) -> BlockCoverage:
-    first, last = (
-        x.expand(*x.shape[:-1], shape.num_queries) for x in torch.broadcast_tensors(band.first, band.last)
-    )
+    first, last = (x.expand(*x.shape[:-1], shape.num_queries) for x in torch.broadcast_tensors(band.first, band.last))
     is_empty = first.clamp(min=0) > last.clamp(max=shape.num_keys - 1)
     # Empty rows, and the rows that pad the last block, start after the last key and end before the first.
     first, last = first.masked_fill(is_empty, shape.num_keys), last.masked_fill(is_empty, -1)

@@ -42,8 +42,7 @@ def sdpa_unsupported_reason(call: AttentionCall) -> str | None:
 def is_one_wide_query(call: AttentionCall) -> bool:
     """Return whether there is one query, wider than FlashAttention supports. SDPA's gradient takes 0.4 ms."""
     return (
-        call.shape.num_queries == 1
-        and max(call.query.shape[-1], cast(Tensor, call.value).shape[-1]) > MAX_FLASH_WIDTH
+        call.shape.num_queries == 1 and max(call.query.shape[-1], cast(Tensor, call.value).shape[-1]) > MAX_FLASH_WIDTH
     )
 
 
@@ -53,11 +52,7 @@ def is_wide_decoder_step(call: AttentionCall) -> bool:
     The scores then stay in the dtype of the query: converting all keys would take longer than the rest of
     the step.
     """
-    return (
-        call.value is not None
-        and get_gpu_properties(call.shape.device) is not None
-        and is_one_wide_query(call)
-    )
+    return call.value is not None and get_gpu_properties(call.shape.device) is not None and is_one_wide_query(call)
 
 
 def describe_sdpa(call: AttentionCall) -> str:

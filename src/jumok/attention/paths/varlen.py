@@ -96,9 +96,7 @@ def _kernel_unsupported_reason(call: AttentionCall, max_width: int, kernel_name:
         return f"{kernel_name} supports float16 and bfloat16, not {call.query.dtype}"
     width = call.query.shape[-1]
     if width != cast(Tensor, call.value).shape[-1] or not 0 < width <= max_width or width % 8:
-        return (
-            f"{kernel_name} needs keys and values of the same width, at most {max_width} and a multiple of 8"
-        )
+        return f"{kernel_name} needs keys and values of the same width, at most {max_width} and a multiple of 8"
     return "there are no heads" if 0 in call.leading_shape else None
 
 
@@ -134,9 +132,7 @@ def _is_in_order(mask: DocumentMask | PackedMask) -> bool:
 
 
 def _find_packed_mask(call: AttentionCall) -> DocumentMask | PackedMask:
-    return next(
-        mask for mask in cast(Mask, call.mask).conjuncts() if isinstance(mask, DocumentMask | PackedMask)
-    )
+    return next(mask for mask in cast(Mask, call.mask).conjuncts() if isinstance(mask, DocumentMask | PackedMask))
 
 
 def _get_packed_mask(call: AttentionCall) -> PackedMask:

@@ -102,9 +102,7 @@ class CaptionBatcher(LengthBatcher[CaptionBatch]):
         lengths, ends = num_words + 1, np.cumsum(num_words)
         width = self.layout.width(lengths)
         num_rows = self.layout.num_rows(len(indices), self.mean_length or width)
-        target = self.layout.arrange(
-            np.insert(ids, ends - num_words, BOS), lengths, (num_rows, width), filler_id=BOS
-        )
+        target = self.layout.arrange(np.insert(ids, ends - num_words, BOS), lengths, (num_rows, width), filler_id=BOS)
         row_indices = np.resize(indices, num_rows)  # fillers need an image, too
         batch = CaptionBatch(
             features=self.image_inputs(self.image_indices[row_indices], row_indices, rng),

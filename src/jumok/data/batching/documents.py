@@ -83,8 +83,7 @@ class DocumentBatcher(LengthBatcher[DocumentBatch]):
             raise InputError("there are no documents to train on")
         if len(documents) != len(labels):
             raise InputError(
-                f"there are {len(documents)} documents and {len(labels)} labels; expected one label per "
-                "document"
+                f"there are {len(documents)} documents and {len(labels)} labels; expected one label per document"
             )
         if max_tokens < 1:
             raise InputError(f"max_tokens={max_tokens}: a batch needs a budget of at least one token")
@@ -113,9 +112,7 @@ class DocumentBatcher(LengthBatcher[DocumentBatch]):
     @property
     def fingerprint(self) -> str:
         """Identifies the documents and the labels."""
-        return fingerprint_arrays(
-            self._token_ids, self._sentence_lengths, self._document_sizes, self.labels.numpy()
-        )
+        return fingerprint_arrays(self._token_ids, self._sentence_lengths, self._document_sizes, self.labels.numpy())
 
     def epoch_lengths(self, epoch: int) -> EpochLengths:
         return EpochLengths(self.lengths, self.lengths)

@@ -113,9 +113,7 @@ def plan_batches(
             "expected the same number of both"
         )
     rng = np.random.default_rng([seed, epoch])
-    order: IndexArray = np.arange(
-        len(source_lengths), dtype=np.uint32 if len(source_lengths) < 1 << 32 else np.uint64
-    )
+    order: IndexArray = np.arange(len(source_lengths), dtype=np.uint32 if len(source_lengths) < 1 << 32 else np.uint64)
     rng.shuffle(order)
     starts: list[int] = []
     for window_start in range(0, len(order), SORT_WINDOW):
@@ -148,8 +146,7 @@ def _sort_by_length(
         cuts = list(_cut_padded(longer[order], max_tokens))
         num_rows = np.diff([*cuts, len(order)])
         padded_size = sum(
-            int((np.maximum.reduceat(side[order], cuts) * num_rows).sum())
-            for side in (source_lengths, target_lengths)
+            int((np.maximum.reduceat(side[order], cuts) * num_rows).sum()) for side in (source_lengths, target_lengths)
         )
         candidates.append((padded_size, order, cuts))
     _, order, cuts = min(candidates, key=lambda candidate: candidate[0])
@@ -291,14 +288,10 @@ def pack_sequences(ids: IntArray, lengths: IntArray, multiple: int, num_fillers:
     empty = np.zeros(round_up_size(num_sequences, KERNEL_BLOCK) - num_sequences, np.int64)
     all_lengths = np.concatenate([lengths, np.diff(cuts), empty])
     max_length = round_up_size(int(lengths.max(initial=0)), KERNEL_BLOCK)
-    return Tokens.from_packed_ids(
-        torch.from_numpy(pad_array(ids, total, PAD)), all_lengths.tolist(), max_length
-    )
+    return Tokens.from_packed_ids(torch.from_numpy(pad_array(ids, total, PAD)), all_lengths.tolist(), max_length)
 
 
-def pad_sequences(
-    ids: IntArray, lengths: IntArray, shape: tuple[int, int], pad_value: int, filler_id: int
-) -> Tokens:
+def pad_sequences(ids: IntArray, lengths: IntArray, shape: tuple[int, int], pad_value: int, filler_id: int) -> Tokens:
     """Put each sequence into a row, padded on the right. Each remaining row holds one ``filler_id``."""
     num_rows, width = shape
     num_fillers = num_rows - len(lengths)

@@ -89,8 +89,7 @@ class MaskingConfig:
     def __post_init__(self) -> None:
         if self.sequence_length < NUM_SPECIAL_TOKENS + 2:
             raise ValueError(
-                f"sequence_length={self.sequence_length}: expected {NUM_SPECIAL_TOKENS + 2} or more, for "
-                "two words"
+                f"sequence_length={self.sequence_length}: expected {NUM_SPECIAL_TOKENS + 2} or more, for two words"
             )
         for name in ("short_sequence_probability", "mask_probability"):
             if not 0 <= getattr(self, name) <= 1:
@@ -126,9 +125,7 @@ class _SegmentPlan(NamedTuple):
     next_start: IntArray  # the sentence at which the next pair starts
 
 
-def _plan_segments(
-    store: DocumentStore, starts: IntArray, rng: CounterRng, config: MaskingConfig
-) -> _SegmentPlan:
+def _plan_segments(store: DocumentStore, starts: IntArray, rng: CounterRng, config: MaskingConfig) -> _SegmentPlan:
     offsets, documents = _sentence_offsets(store), store.documents
     max_length = config.sequence_length - NUM_SPECIAL_TOKENS
     short_length = 2 + rng.integers(starts, STREAM_SHORT_LENGTH, max_length - 1)
@@ -146,9 +143,7 @@ def _plan_segments(
     return _SegmentPlan(document, target_length, cut, end, is_random, np.where(is_random, cut, end))
 
 
-def make_segment_pairs(
-    store: DocumentStore, starts: IntArray, rng: CounterRng, config: MaskingConfig
-) -> SegmentPairs:
+def make_segment_pairs(store: DocumentStore, starts: IntArray, rng: CounterRng, config: MaskingConfig) -> SegmentPairs:
     """The pairs that start at these sentences."""
     offsets, documents = _sentence_offsets(store), store.documents
     plan = _plan_segments(store, starts, rng, config)
@@ -169,9 +164,7 @@ def make_segment_pairs(
     )
     first_shift, second_shift = (  # how much of the trimmed part is at the front
         rng.integers(starts, stream, before - after + 1)
-        for stream, before, after in zip(
-            (STREAM_TRIM_FIRST, STREAM_TRIM_SECOND), lengths, trimmed, strict=True
-        )
+        for stream, before, after in zip((STREAM_TRIM_FIRST, STREAM_TRIM_SECOND), lengths, trimmed, strict=True)
     )
     return SegmentPairs(first + first_shift, trimmed[0], second + second_shift, trimmed[1], plan.is_random)
 
@@ -286,8 +279,7 @@ class PretrainingBatcher(LengthBatcher[PretrainingBatch]):
             )
         if max_tokens < 2 * config.sequence_length:
             raise InputError(
-                f"train.batch_tokens={max_tokens}: expected room for two sequences of "
-                f"{config.sequence_length} or more"
+                f"train.batch_tokens={max_tokens}: expected room for two sequences of {config.sequence_length} or more"
             )
         super().__init__(SequenceLayout(max_tokens, packed, fixed_shapes, config.sequence_length), seed=seed)
         self.store, self.config, self.tokenizer = store, config, tokenizer
@@ -391,15 +383,11 @@ class PretrainingBatcher(LengthBatcher[PretrainingBatch]):
         bits = rng.random_bits(self._token_counters(pairs, starts), STREAM_MASK_ORDER)
         return choose_masked_tokens(bits, pairs.lengths, num_masked, is_maskable, starts_word)
 
-    def _mask_tokens(
-        self, pairs: _FlatPairs, positions: IntArray, starts: IntArray, rng: CounterRng
-    ) -> IntArray:
+    def _mask_tokens(self, pairs: _FlatPairs, positions: IntArray, starts: IntArray, rng: CounterRng) -> IntArray:
         """The ids with these positions masked: 80 % [MASK], 10 % a random word, 10 % unchanged."""
         counters = self._token_counters(pairs, starts)[positions]
         kind = rng(counters, STREAM_MASK_KIND)
-        random_word = self.replacement_ids[
-            rng.integers(counters, STREAM_RANDOM_WORD, len(self.replacement_ids))
-        ]
+        random_word = self.replacement_ids[rng.integers(counters, STREAM_RANDOM_WORD, len(self.replacement_ids))]
         masked = pairs.ids.copy()
         masked[positions] = np.where(
             kind < 0.8, self.tokenizer.mask_id, np.where(kind < 0.9, random_word, pairs.ids[positions])

@@ -94,14 +94,10 @@ class SpeechBatcher(LengthBatcher[SpeechBatch]):
         if frame_symbols is not None and list(map(len, frame_symbols)) != list(map(len, spectrograms)):
             raise InputError("frame_symbols: expected one symbol index for each frame of each utterance")
         if n_mels is not None and not 0 < n_mels <= num_features:
-            raise InputError(
-                f"n_mels={n_mels}: expected 1 to {num_features}, the columns of the spectrograms"
-            )
+            raise InputError(f"n_mels={n_mels}: expected 1 to {num_features}, the columns of the spectrograms")
         super().__init__(SequenceLayout(max_frames, fixed_shapes=fixed_shapes), seed=seed)
         self.frame_symbols = frame_symbols
-        self.style_groups = (
-            None if style_groups is None else np.unique(list(style_groups), return_inverse=True)[1]
-        )
+        self.style_groups = None if style_groups is None else np.unique(list(style_groups), return_inverse=True)[1]
         self.n_mels = num_features if n_mels is None else n_mels
         self.spectrograms, self.num_features, self.audio_names = (
             spectrograms,
@@ -144,9 +140,7 @@ class SpeechBatcher(LengthBatcher[SpeechBatch]):
         mel_lengths = (*lengths.tolist(), *[1] * (num_rows - len(indices)))
         has_linear = self.n_mels < self.num_features
         batch = SpeechBatch(
-            text=self.layout.arrange(
-                ids, symbol_counts, (num_rows, self.layout.width(symbol_counts)), filler_id=EOS
-            ),
+            text=self.layout.arrange(ids, symbol_counts, (num_rows, self.layout.width(symbol_counts)), filler_id=EOS),
             mels=spectrograms[:, :, : self.n_mels].contiguous(),
             mel_lengths=mel_lengths,
             count=sum(mel_lengths),

@@ -60,9 +60,7 @@ class TranslationBatcher(LengthBatcher[Seq2SeqBatch]):
         return self.store.fingerprint
 
     def epoch_lengths(self, epoch: int) -> EpochLengths:
-        return EpochLengths(
-            self.layout.round_up(self.source_lengths), self.layout.round_up(self.target_lengths)
-        )
+        return EpochLengths(self.layout.round_up(self.source_lengths), self.layout.round_up(self.target_lengths))
 
     def example_lengths(self, index: IndexArray) -> tuple[LengthArray, LengthArray]:
         return self.source_lengths[index], self.target_lengths[index]

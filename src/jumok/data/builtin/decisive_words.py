@@ -27,12 +27,12 @@ from jumok.errors import InputError
 
 __all__ = ["LANGUAGES", "DecisiveDocument", "find_decisive_words", "generate_documents"]
 
-NAME_PREFIX = "decisive-words-"  # of what a recipe calls them
+NAME_PREFIX = "decisive-words-"  # of the data set names
 
 
 @dataclass(frozen=True)
 class DecisiveDocument:
-    """A document and its class: praise, blame or neither."""
+    """A document, and its class: praise, blame or neither."""
 
     text: str
     label: str
@@ -41,11 +41,11 @@ class DecisiveDocument:
 @dataclass(frozen=True)
 class _DecisiveLanguage:
     judgements: dict[str, tuple[str, ...]]
-    markers: tuple[str, ...]  # the judgement in their sentence counts
-    distractors: tuple[str, ...]  # stand where markers do, or nothing does
+    markers: tuple[str, ...]  # the judgement in the sentence of a marker counts
+    distractors: tuple[str, ...]  # adverbs in the position of a marker
     topics: tuple[str, ...]
-    judgement_templates: tuple[str, ...]  # {0}: a marker or another, {1}: a thing, {2}: a judgement
-    neutral_templates: tuple[str, ...]  # {1}: a thing
+    judgement_templates: tuple[str, ...]  # {0}: a marker or a distractor, {1}: a topic, {2}: a judgement
+    neutral_templates: tuple[str, ...]  # {1}: a topic
 
 
 ENGLISH = _DecisiveLanguage(
@@ -83,44 +83,46 @@ LANGUAGES = {f"{NAME_PREFIX}en": ENGLISH, f"{NAME_PREFIX}ko": KOREAN}
 
 
 def generate_documents(seed: int, count: int, name: str = f"{NAME_PREFIX}en") -> Iterator[DecisiveDocument]:
-    """``count`` documents of 2 to 10 sentences, always the same ones for a seed."""
+    """Generate ``count`` documents of 2 to 10 sentences, which depend only on the seed and the name."""
     if name not in LANGUAGES:
-        raise InputError(f"there is no built-in data {name!r}; there is: {', '.join(LANGUAGES)}")
+        raise InputError(f"there is no built-in data set {name!r}; expected one of {', '.join(LANGUAGES)}")
     if count < 1:
-        raise InputError(f"{count} documents came; 1 or more is expected")
+        raise InputError(f"count={count}: expected 1 or more documents")
     language = LANGUAGES[name]
-    # A digest, so that neighbouring seeds have nothing in common.
-    chance = random.Random(hashlib.sha256(f"{name} {seed}".encode()).digest())
+    # A digest makes neighbouring seeds independent.
+    rng = random.Random(hashlib.sha256(f"{name} {seed}".encode()).digest())
     classes = tuple(language.judgements)
-    others = (*language.distractors, *[""] * (len(language.distractors) // 2))
+    distractors = (*language.distractors, *[""] * (len(language.distractors) // 2))
     for _ in range(count):
-        label = chance.choice(classes)
-        found = [_make_judgement(language, chance, label, language.markers)]
-        for _ in range(chance.randint(1, 4)):
-            found.append(_make_judgement(language, chance, chance.choice(classes), others))
-        for _ in range(chance.randint(0, 5)):
-            found.append(chance.choice(language.neutral_templates).format("", chance.choice(language.topics)))
-        chance.shuffle(found)
-        yield DecisiveDocument(" ".join(f"{one[:1].upper()}{one[1:]}." for one in found), label)
+        label = rng.choice(classes)
+        sentences = [_make_judgement(language, rng, label, language.markers)]
+        for _ in range(rng.randint(1, 4)):
+            sentences.append(_make_judgement(language, rng, rng.choice(classes), distractors))
+        for _ in range(rng.randint(0, 5)):
+            sentences.append(rng.choice(language.neutral_templates).format("", rng.choice(language.topics)))
+        rng.shuffle(sentences)
+        yield DecisiveDocument(" ".join(f"{sentence[:1].upper()}{sentence[1:]}." for sentence in sentences), label)
 
 
-def _make_judgement(
-    language: _DecisiveLanguage, rng: random.Random, label: str, adverbs: Sequence[str]
-) -> str:
-    judged = rng.choice(language.judgements[label])
-    frame, thing = rng.choice(language.judgement_templates), rng.choice(language.topics)
-    return " ".join(frame.format(rng.choice(adverbs), thing, judged).split())
+def _make_judgement(language: _DecisiveLanguage, rng: random.Random, label: str, adverbs: Sequence[str]) -> str:
+    judgement = rng.choice(language.judgements[label])
+    template, topic = rng.choice(language.judgement_templates), rng.choice(language.topics)
+    return " ".join(template.format(rng.choice(adverbs), topic, judgement).split())
 
 
 def find_decisive_words(words: Sequence[str]) -> tuple[int, ...]:
-    """Which words of a document decide: the marker, and the judgement in its sentence; signs are words."""
-    low = [word.lower() for word in words]
+    """The indices of the decisive words: the marker, and the judgement in its sentence."""
+    lowercase = [word.lower() for word in words]
     for language in LANGUAGES.values():
-        judging = {word for some in language.judgements.values() for one in some for word in one.split()}
-        for at, word in enumerate(low):
+        judgement_words = {
+            word for phrases in language.judgements.values() for phrase in phrases for word in phrase.split()
+        }
+        for marker, word in enumerate(lowercase):
             if word in language.markers:
-                ends = [place for place, sign in enumerate(low) if sign == "."]
-                begin = max((place + 1 for place in ends if place < at), default=0)
-                end = min((place for place in ends if place > at), default=len(low))
-                return tuple(place for place in range(begin, end) if place == at or low[place] in judging)
+                ends = [index for index, token in enumerate(lowercase) if token == "."]
+                start = max((index + 1 for index in ends if index < marker), default=0)
+                end = min((index for index in ends if index > marker), default=len(lowercase))
+                return tuple(
+                    index for index in range(start, end) if index == marker or lowercase[index] in judgement_words
+                )
     return ()

@@ -1,11 +1,11 @@
-"""A small speech synthesiser: sounds told by their formants become a waveform.
+"""A small formant synthesizer.
 
-The throat gives a pulse at every period of the voice; what the mouth makes of it is heard: a cascade of
-resonators, whose frequencies (the *formants*) glide from those of one sound to those of the next. So every
-pulse is answered by the impulse response of the mouth at that moment, and the answers are added up. Hisses,
-bursts and breath are noise, shaped by a band of their own or by the formants.
+The glottis emits a pulse in every period of the voice. The vocal tract filters it: a cascade of resonators,
+whose frequencies (the *formants*) move from those of one phone to those of the next. The waveform is the sum
+of the impulse responses of the vocal tract at the times of the pulses. Fricatives, bursts and aspiration are
+noise, filtered by a band or by the formants.
 
-All spectra are made for 16 kHz; at 8 kHz the lower half of them is taken. Times are in seconds.
+All spectra are computed for 16 kHz; 8 kHz uses their lower half. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -25,43 +25,41 @@ ComplexArray = NDArray[np.complex128]
 Formants = tuple[float, float, float]
 SAMPLE_RATES = (16000, 8000)
 BASE_SAMPLE_RATE = SAMPLE_RATES[0]
-PULSE_SAMPLES, NOISE_FRAME_SAMPLES = (
-    640,
-    512,
-)  # samples at 16 kHz: of a pulse's answer, of a frame of noise (half of it silence)
-PHASE_STEP_SECONDS = 0.001  # of the voice's phase
-MAX_EDGE_SECONDS = 0.006  # that a sound takes to become another's loudness, at most, on either side
-TAIL_SECONDS = 0.04  # behind the last sound
-HIGHER_FORMANTS = (3400.0, 4300.0)  # formants that stay
-FORMANT_BANDWIDTHS = np.array([60.0, 90.0, 130.0, 220.0, 320.0])  # Hz, of the formants
-NASAL_RESONANCE = (1000.0, 1350.0, 180.0)  # what the nose takes away, gives, and how widely
-VOICE_GAIN, HISS_GAIN, BREATH_GAIN = 2.2, 0.25, 0.02  # so that a vowel has about 0.1
+# Samples at 16 kHz of an impulse response, and of a frame of noise, half of which is zero.
+PULSE_SAMPLES, NOISE_FRAME_SAMPLES = 640, 512
+PHASE_STEP_SECONDS = 0.001  # resolution of the phase of the voice
+MAX_EDGE_SECONDS = 0.006  # longest transition between levels, on either side of a boundary
+TAIL_SECONDS = 0.04  # after the last phone
+HIGHER_FORMANTS = (3400.0, 4300.0)  # constant formants, Hz
+FORMANT_BANDWIDTHS = np.array([60.0, 90.0, 130.0, 220.0, 320.0])  # Hz
+NASAL_RESONANCE = (1000.0, 1350.0, 180.0)  # antiresonance, resonance and bandwidth, Hz
+VOICE_GAIN, HISS_GAIN, BREATH_GAIN = 2.2, 0.25, 0.02  # a vowel has a level of about 0.1
 
 
 @dataclass(frozen=True)
 class PhoneSegment:
-    """A stretch of sound: its usual seconds, formants at its begin and end, and what makes it sound."""
+    """A segment of a phone: its normal duration, start and end formants, and the levels of its sources."""
 
     seconds: float
     start_formants: Formants
     end_formants: Formants
     voice: float = 0.0
     hiss: float = 0.0
-    band: tuple[float, float] = (4000.0, 2000.0)  # the hiss's middle and width
+    band: tuple[float, float] = (4000.0, 2000.0)  # centre and width of the hiss, Hz
     breath: float = 0.0
     nasal: float = 0.0
 
 
 @dataclass(frozen=True)
 class VoiceParameters:
-    """Who speaks: how high, how varied, how long the mouth is, how breathy."""
+    """Parameters of a speaker."""
 
-    pitch: float  # Hz: the mean of the voice by its logarithm, over all that is voiced
-    pitch_fall: float = 0.25  # how far the pitch falls from begin to end, in its logarithm
-    formant_scale: float = 1.0  # of the formants; 1.15 is a shorter mouth
+    pitch: float  # Hz: geometric mean over voiced segments
+    pitch_fall: float = 0.25  # fall of the logarithm of the pitch from start to end
+    formant_scale: float = 1.0  # 1.15 is a shorter vocal tract
     breath: float = 0.1
-    tilt: float = 0.0  # how much softer the high harmonics are, 0 to 0.9
-    jitter: float = 0.008  # of a period
+    tilt: float = 0.0  # attenuation of high harmonics, 0 to 0.9
+    jitter: float = 0.008  # variation of a period
 
 
 def _make_vowel(
@@ -71,7 +69,7 @@ def _make_vowel(
 
 
 def _make_stop(formants: Formants, band: tuple[float, float]) -> tuple[PhoneSegment, ...]:
-    """Closed, then a burst, then breath."""
+    """A closure, a burst and aspiration."""
     return (
         PhoneSegment(0.050, formants, formants),
         PhoneSegment(0.014, formants, formants, hiss=0.5, band=band),
@@ -113,7 +111,10 @@ def synthesize(
     sample_rate: int,
     rng: PortableGenerator,
 ) -> FloatArray:
-    """The waveform of segments that begin at these times, up to the last of ``starts``, and a little more."""
+    """The waveform of segments with these start times.
+
+    The last of ``starts`` is the end of the last segment.
+    """
     length = int(np.ceil((starts[-1] + TAIL_SECONDS) * sample_rate))
     tracks = _FormantTracks(segments, starts, voice.formant_scale)
     return _synthesize_voiced(tracks, voice, length, sample_rate, rng) + _synthesize_noise(
@@ -122,18 +123,18 @@ def synthesize(
 
 
 class _FormantTracks:
-    """What changes with time, to be asked for at any."""
+    """Parameters that change with time."""
 
     def __init__(self, segments: Sequence[PhoneSegment], starts: FloatArray, formant_scale: float) -> None:
         self.start_time, self.end_time = float(starts[0]), float(starts[-1])
-        lasts = np.diff(starts)
-        # A sound has its formants from 30 to 70 % of its time; between, they glide.
-        self._glide = np.stack([starts[:-1] + 0.3 * lasts, starts[:-1] + 0.7 * lasts], 1).ravel()
+        durations = np.diff(starts)
+        # A segment has its own formants from 30 to 70 % of its time. In between, they are interpolated.
+        self._glide = np.stack([starts[:-1] + 0.3 * durations, starts[:-1] + 0.7 * durations], 1).ravel()
         self._formants = (
-            np.array([one for each in segments for one in (each.start_formants, each.end_formants)])
+            np.array([formants for segment in segments for formants in (segment.start_formants, segment.end_formants)])
             * formant_scale
         )
-        edge = np.minimum(MAX_EDGE_SECONDS, 0.25 * lasts)
+        edge = np.minimum(MAX_EDGE_SECONDS, 0.25 * durations)
         inner = np.stack([starts[:-1] + edge, starts[1:] - edge], 1).ravel()
         self._steps = np.concatenate([[starts[0]], inner, [starts[-1]]])
         self._segments = segments
@@ -143,52 +144,51 @@ class _FormantTracks:
         return np.stack([np.interp(times, self._glide, track) for track in self._formants.T], 1)
 
     def interpolate_level(self, times: FloatArray, levels: Sequence[float]) -> FloatArray:
-        """A number of each segment, which rises or falls quickly at its edges, from and to 0."""
-        found: FloatArray = np.interp(
+        """One level per segment, interpolated quickly at the boundaries, and 0 outside."""
+        interpolated: FloatArray = np.interp(
             times, self._steps, [0.0, *np.repeat(np.asarray(levels), 2), 0.0], left=0, right=0
         )
-        return found
+        return interpolated
 
     def segment_level(self, times: FloatArray, name: str) -> FloatArray:
-        return self.interpolate_level(times, [getattr(one, name) for one in self._segments])
+        return self.interpolate_level(times, [getattr(segment, name) for segment in self._segments])
 
     def band(self, times: FloatArray) -> FloatArray:
-        """``(times, 2)``: the middle and the width of the hiss, without a glide."""
-        bands = np.array([one.band for one in self._segments])
-        found = np.searchsorted(self._steps[1:-1:2], times, side="right") - 1
-        chosen: FloatArray = bands[np.clip(found, 0, len(bands) - 1)]
-        return chosen
+        """``(times, 2)``: the centre and the width of the hiss, without interpolation."""
+        bands = np.array([segment.band for segment in self._segments])
+        indices = np.searchsorted(self._steps[1:-1:2], times, side="right") - 1
+        segment_bands: FloatArray = bands[np.clip(indices, 0, len(bands) - 1)]
+        return segment_bands
 
 
 def _vocal_tract_response(
     formants: FloatArray, nasal: FloatArray, formant_scale: float, z_inverse: ComplexArray
 ) -> ComplexArray:
-    """What the mouth does to each frequency ``(times, bins)``; ``z_inverse`` is z⁻¹ of each."""
-    times = len(formants)
-    higher = np.broadcast_to(np.array(HIGHER_FORMANTS) * formant_scale, (times, 2))
-    every = np.concatenate([formants, higher], 1)  # (times, 5)
+    """The frequency response of the vocal tract ``(times, bins)``; ``z_inverse`` is z⁻¹ of each frequency."""
+    num_times = len(formants)
+    higher = np.broadcast_to(np.array(HIGHER_FORMANTS) * formant_scale, (num_times, 2))
+    all_formants = np.concatenate([formants, higher], 1)  # (times, 5)
     widths = FORMANT_BANDWIDTHS * (1 + np.outer(nasal, [0.5, 1.5, 0.5, 0, 0]))
-    found = np.ones((times, len(z_inverse)), np.complex128)
+    response = np.ones((num_times, len(z_inverse)), np.complex128)
     squared = z_inverse * z_inverse
-    gain = np.ones(times)
-    for frequency, width in zip(every.T, widths.T, strict=True):
-        first, second = _resonator_coefficients(frequency, width)
-        gain *= 1 - first - second
-        found *= 1 - first[:, None] * z_inverse - second[:, None] * squared
-    found = gain[:, None] / found
+    gain = np.ones(num_times)
+    for frequency, width in zip(all_formants.T, widths.T, strict=True):
+        b, c = _resonator_coefficients(frequency, width)
+        gain *= 1 - b - c
+        response *= 1 - b[:, None] * z_inverse - c[:, None] * squared
+    response = gain[:, None] / response
     if nasal.any():
-        (one, two), (three, four) = (
-            _resonator_coefficients(np.array([f]), np.array([NASAL_RESONANCE[2]]))
-            for f in NASAL_RESONANCE[:2]
+        (zero_b, zero_c), (pole_b, pole_c) = (
+            _resonator_coefficients(np.array([f]), np.array([NASAL_RESONANCE[2]])) for f in NASAL_RESONANCE[:2]
         )
-        nose = (1 - one * z_inverse - two * squared) / (1 - three * z_inverse - four * squared)
-        nose *= (1 - three - four) / (1 - one - two)
-        found *= 1 + nasal[:, None] * (nose - 1)
-    return found
+        nose = (1 - zero_b * z_inverse - zero_c * squared) / (1 - pole_b * z_inverse - pole_c * squared)
+        nose *= (1 - pole_b - pole_c) / (1 - zero_b - zero_c)
+        response *= 1 + nasal[:, None] * (nose - 1)
+    return response
 
 
 def _resonator_coefficients(frequency: FloatArray, bandwidth: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Of a resonator y[n] = (1 − b − c) x[n] + b y[n−1] + c y[n−2] (Klatt 1980)."""
+    """b and c of the resonator y[n] = (1 − b − c) x[n] + b y[n−1] + c y[n−2] (Klatt 1980)."""
     decay = np.exp(-np.pi * bandwidth / BASE_SAMPLE_RATE)
     return 2 * decay * np.cos(2 * np.pi * frequency / BASE_SAMPLE_RATE), -(decay**2)
 
@@ -204,67 +204,65 @@ def _fft_frequencies(size: int, sample_rate: int) -> tuple[FloatArray, ComplexAr
 def _synthesize_voiced(
     tracks: _FormantTracks, voice: VoiceParameters, length: int, sample_rate: int, rng: PortableGenerator
 ) -> FloatArray:
-    """The answers to all pulses, added up."""
-    out = np.zeros(length + PULSE_SAMPLES)
+    """The sum of the impulse responses to all pulses."""
+    waveform = np.zeros(length + PULSE_SAMPLES)
     times = np.arange(tracks.start_time, tracks.end_time, PHASE_STEP_SECONDS)
-    course = (times - tracks.start_time) / (tracks.end_time - tracks.start_time)
-    bend = voice.pitch_fall * (0.5 - course) + 0.25 * voice.pitch_fall * np.sin(2 * np.pi * course)
-    heard = tracks.segment_level(times, "voice") > 0.1
-    pitch = voice.pitch * np.exp(bend - bend[heard if heard.any() else slice(None)].mean())
+    progress = (times - tracks.start_time) / (tracks.end_time - tracks.start_time)
+    log_pitch = voice.pitch_fall * (0.5 - progress) + 0.25 * voice.pitch_fall * np.sin(2 * np.pi * progress)
+    is_voiced = tracks.segment_level(times, "voice") > 0.1
+    pitch = voice.pitch * np.exp(log_pitch - log_pitch[is_voiced if is_voiced.any() else slice(None)].mean())
     phase = np.cumsum(pitch) * PHASE_STEP_SECONDS
-    turns = np.arange(1.0, int(phase[-1]))
-    turns += voice.jitter * rng.uniform_array(-1.7, 1.7, (len(turns),))
-    pulses = np.interp(turns, phase, times)
-    loud = tracks.segment_level(pulses, "voice")
-    pulses, loud = pulses[loud > 1e-3], loud[loud > 1e-3]
+    cycles = np.arange(1.0, int(phase[-1]))
+    cycles += voice.jitter * rng.uniform_array(-1.7, 1.7, (len(cycles),))
+    pulses = np.interp(cycles, phase, times)
+    levels = tracks.segment_level(pulses, "voice")
+    pulses, levels = pulses[levels > 1e-3], levels[levels > 1e-3]
     if not len(pulses):
-        return out[:length]
-    frequencies, turn = _fft_frequencies(PULSE_SAMPLES, sample_rate)
-    answer = _vocal_tract_response(
-        tracks.formants(pulses), tracks.segment_level(pulses, "nasal"), voice.formant_scale, turn
+        return waveform[:length]
+    frequencies, z_inverse = _fft_frequencies(PULSE_SAMPLES, sample_rate)
+    response = _vocal_tract_response(
+        tracks.formants(pulses), tracks.segment_level(pulses, "nasal"), voice.formant_scale, z_inverse
     )
-    # The throat's own spectrum falls by 12 dB an octave above 100 Hz; the lips give 6 dB of them back.
-    slow = np.exp(-np.pi * 100 / BASE_SAMPLE_RATE)
-    source = (1 - slow) ** 2 / (1 - slow * turn) ** 2 * (1 - turn) * BASE_SAMPLE_RATE / 100
-    source *= (1 - voice.tilt) / (1 - voice.tilt * turn)
-    places = pulses * sample_rate
-    whole = np.floor(places).astype(int)
-    late = (places - whole) / sample_rate
-    shifted = answer * source * np.exp(-2j * np.pi * frequencies * late[:, None])
-    strength = VOICE_GAIN * loud * np.sqrt(120 / np.interp(pulses, times, pitch))
+    # The glottal spectrum falls by 12 dB per octave above 100 Hz. Lip radiation adds 6 dB per octave.
+    decay = np.exp(-np.pi * 100 / BASE_SAMPLE_RATE)
+    source = (1 - decay) ** 2 / (1 - decay * z_inverse) ** 2 * (1 - z_inverse) * BASE_SAMPLE_RATE / 100
+    source *= (1 - voice.tilt) / (1 - voice.tilt * z_inverse)
+    positions = pulses * sample_rate
+    sample_indices = np.floor(positions).astype(int)
+    delays = (positions - sample_indices) / sample_rate
+    shifted = response * source * np.exp(-2j * np.pi * frequencies * delays[:, None])
+    strength = VOICE_GAIN * levels * np.sqrt(120 / np.interp(pulses, times, pitch))
     size = PULSE_SAMPLES * sample_rate // BASE_SAMPLE_RATE
-    for place, sound in zip(whole, np.fft.irfft(shifted * strength[:, None], size), strict=True):
-        out[place : place + size] += sound * (sample_rate / BASE_SAMPLE_RATE)
-    return out[:length]
+    for index, pulse_response in zip(sample_indices, np.fft.irfft(shifted * strength[:, None], size), strict=True):
+        waveform[index : index + size] += pulse_response * (sample_rate / BASE_SAMPLE_RATE)
+    return waveform[:length]
 
 
 def _synthesize_noise(
     tracks: _FormantTracks, voice: VoiceParameters, length: int, sample_rate: int, rng: PortableGenerator
 ) -> FloatArray:
-    """Hiss in its bands, and breath through the formants, frame by frame."""
+    """Hiss in its bands, and breath filtered by the formants, frame by frame."""
     half, hop = NOISE_FRAME_SAMPLES // 2, NOISE_FRAME_SAMPLES // 4
     frames = length * (BASE_SAMPLE_RATE // sample_rate) // hop + 2
-    starts = np.arange(frames) * hop  # in noise that begins ``hop`` before the waveform
+    starts = np.arange(frames) * hop  # the noise starts ``hop`` before the waveform
     times = np.arange(-hop, starts[-1] + half - hop) / BASE_SAMPLE_RATE
-    middles = starts / BASE_SAMPLE_RATE
-    frequencies, turn = _fft_frequencies(NOISE_FRAME_SAMPLES, sample_rate)
+    centers = starts / BASE_SAMPLE_RATE
+    frequencies, z_inverse = _fft_frequencies(NOISE_FRAME_SAMPLES, sample_rate)
     hiss = HISS_GAIN * tracks.segment_level(times, "hiss")
-    breath = BREATH_GAIN * (
-        tracks.segment_level(times, "breath") + voice.breath * tracks.segment_level(times, "voice")
-    )
-    mouth = np.abs(
-        _vocal_tract_response(tracks.formants(middles), np.zeros(frames), voice.formant_scale, turn)
+    breath = BREATH_GAIN * (tracks.segment_level(times, "breath") + voice.breath * tracks.segment_level(times, "voice"))
+    formant_gain = np.abs(
+        _vocal_tract_response(tracks.formants(centers), np.zeros(frames), voice.formant_scale, z_inverse)
     )
     spectra = np.zeros((frames, len(frequencies)), np.complex128)
-    for level, shape in ((hiss, _hiss_spectrum(tracks.band(middles), frequencies)), (breath, mouth)):
-        raw = rng.uniform_array(-1.7, 1.7, times.shape) * level
-        framed = raw[starts[:, None] + np.arange(half)] * np.hanning(half + 1)[:-1]
-        spectra += np.fft.rfft(framed, NOISE_FRAME_SAMPLES)[:, : len(frequencies)] * shape
+    for level, shape in ((hiss, _hiss_spectrum(tracks.band(centers), frequencies)), (breath, formant_gain)):
+        noise = rng.uniform_array(-1.7, 1.7, times.shape) * level
+        frame_noise = noise[starts[:, None] + np.arange(half)] * np.hanning(half + 1)[:-1]
+        spectra += np.fft.rfft(frame_noise, NOISE_FRAME_SAMPLES)[:, : len(frequencies)] * shape
     step, size = hop * sample_rate // BASE_SAMPLE_RATE, NOISE_FRAME_SAMPLES * sample_rate // BASE_SAMPLE_RATE
-    out = np.zeros(frames * step + size)
-    for number, sound in enumerate(np.fft.irfft(spectra, size)):
-        out[number * step : number * step + size] += sound * (sample_rate / BASE_SAMPLE_RATE)
-    return out[step : step + length]
+    waveform = np.zeros(frames * step + size)
+    for frame, frame_waveform in enumerate(np.fft.irfft(spectra, size)):
+        waveform[frame * step : frame * step + size] += frame_waveform * (sample_rate / BASE_SAMPLE_RATE)
+    return waveform[step : step + length]
 
 
 def _hiss_spectrum(band: FloatArray, frequencies: FloatArray) -> FloatArray:

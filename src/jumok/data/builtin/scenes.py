@@ -67,9 +67,7 @@ SMALL_RADII, LARGE_RADII = (10.0, 11.5), (15.5, 18.5)
 MAX_TILT = 0.2  # radians, in either direction
 MIN_GAP, MARGIN = 4.0, 2.0  # pixels between two shapes, and between a shape and the edge
 MAX_OFFSET_RATIO = 0.3  # largest offset across the direction of a relation, relative to the distance along it
-MIN_CORNER_RATIO = (
-    0.65  # of the two shapes that are not in the corner: smaller / larger of their x and y distances
-)
+MIN_CORNER_RATIO = 0.65  # of the two shapes that are not in the corner: smaller / larger of their x and y distances
 NUM_LAYOUT_DRAWS = 16  # candidate layouts drawn at once
 SHAPE_COUNTS = (1, 2, 2, 3, 3)
 # Direction from the first shape to the other one; y points down.
@@ -284,9 +282,7 @@ def _draw_layout(rng: PortableGenerator, shape_radii: Sequence[float]) -> _Scene
         if fits.any():
             first = fits.argmax()
             start, end = (side[first] for side in room)
-            return _SceneLayout(
-                relations, centers[first] + start + (end - start) * rng.uniform_array(0, 1, (2,))
-            )
+            return _SceneLayout(relations, centers[first] + start + (end - start) * rng.uniform_array(0, 1, (2,)))
 
 
 def _check_language(language: str) -> None:

@@ -1,8 +1,8 @@
-"""Coloured shapes on a lightly textured ground, with smooth edges: how the built-in pictures are painted.
+"""Painting of the built-in images: anti-aliased coloured shapes on a slightly textured background.
 
-A shape is told by its *distance*: a function that says of a point how far it lies outside (or, if less than
-0, inside) the shape, which reaches about 1 from its middle. A pixel is covered as much as its middle lies
-inside, up to half a pixel either way. Points have x to the right and y downwards.
+A shape is defined by its *signed distance function*: the distance of a point from the shape, negative inside.
+A shape has a radius of about 1. The coverage of a pixel depends on the distance of its centre, up to half a
+pixel on either side. The x axis points right and the y axis points down.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from numpy.typing import NDArray
 
 __all__ = ["SHAPE_DISTANCES", "Box", "PortableGenerator", "draw_background", "paint_shape"]
 
-Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; the last two lie just outside
+Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom are exclusive
 FloatArray = NDArray[np.float64]
 T = TypeVar("T")
-NUM_TEXTURE_KNOTS = 6  # across a textured ground
+NUM_TEXTURE_KNOTS = 6  # of the background, per axis
 
 
 class PortableGenerator:
-    """Numbers drawn from a seed, alike with every NumPy: the bits of PCG64 are promised to stay."""
+    """Random numbers that are the same with every version of NumPy, which guarantees the bits of PCG64."""
 
     def __init__(self, seed: int) -> None:
         self._bits = np.random.PCG64(seed)
 
     def uniform_array(self, low: float, high: float, shape: tuple[int, ...]) -> FloatArray:
-        """Evenly between two numbers."""
-        drawn = (self._bits.random_raw(math.prod(shape)) >> np.uint64(11)).astype(np.float64)
-        return (low + (high - low) * 2.0**-53 * drawn).reshape(shape)
+        """Uniform numbers between two limits."""
+        fractions = (self._bits.random_raw(math.prod(shape)) >> np.uint64(11)).astype(np.float64)
+        return (low + (high - low) * 2.0**-53 * fractions).reshape(shape)
 
     def uniform(self, low: float, high: float) -> float:
         return float(self.uniform_array(low, high, (1,))[0])
 
     def choice(self, options: Sequence[T]) -> T:
-        """One of these, each as likely as the others."""
+        """One of the options, with equal probability."""
         return options[int(self.uniform(0, len(options)))]
 
     def bernoulli(self, probability: float) -> bool:
-        """True in this share of all cases."""
+        """True with this probability."""
         return self.uniform(0, 1) < probability
 
 
 def draw_background(rng: PortableGenerator, size: int) -> FloatArray:
-    """A ground of a pale or a dark grey with a tint, plain or in soft waves ``(size, size, 3)``."""
-    grey = rng.uniform(20, 60) if rng.bernoulli(0.25) else rng.uniform(165, 240)
-    colour = grey + rng.uniform_array(-10, 10, (3,))
-    rough = rng.uniform_array(-1, 1, (NUM_TEXTURE_KNOTS, NUM_TEXTURE_KNOTS)) * rng.choice((0.0, 6.0, 14.0))
-    blend = _interpolation_weights(size)
-    ground: FloatArray = (blend @ rough @ blend.T)[:, :, None] + colour
-    return ground
+    """A light or dark tinted gray, plain or with soft waves ``(size, size, 3)``."""
+    gray = rng.uniform(20, 60) if rng.bernoulli(0.25) else rng.uniform(165, 240)
+    color = gray + rng.uniform_array(-10, 10, (3,))
+    knots = rng.uniform_array(-1, 1, (NUM_TEXTURE_KNOTS, NUM_TEXTURE_KNOTS)) * rng.choice((0.0, 6.0, 14.0))
+    weights = _interpolation_weights(size)
+    background: FloatArray = (weights @ knots @ weights.T)[:, :, None] + color
+    return background
 
 
 def paint_shape(
@@ -64,22 +64,25 @@ def paint_shape(
     radius: float,
     tilt: float,
 ) -> Box:
-    """Add a shape to a picture ``(height, width, 3)``, turned by ``tilt``; the box of its pixels."""
+    """Paint a shape, rotated by ``tilt``, on an image ``(height, width, 3)``.
+
+    Returns the box of its pixels.
+    """
     x, y = center
     height, width, _ = pixels.shape
     left, top = (max(0, int(middle - 1.3 * radius)) for middle in center)
     right, bottom = min(width, int(x + 1.3 * radius) + 2), min(height, int(y + 1.3 * radius) + 2)
     across = (np.arange(left, right) + 0.5 - x) / radius
     down = ((np.arange(top, bottom) + 0.5 - y) / radius)[:, None]
-    turned = (
+    rotated = (
         across * math.cos(tilt) + down * math.sin(tilt),
         down * math.cos(tilt) - across * math.sin(tilt),
     )
-    cover = np.clip(0.5 - SHAPE_DISTANCES[shape_name](*turned) * radius, 0, 1)
+    coverage = np.clip(0.5 - SHAPE_DISTANCES[shape_name](*rotated) * radius, 0, 1)
     light = 1 - 0.07 * (across + down)  # from the upper left
-    part = pixels[top:bottom, left:right]
-    part += cover[:, :, None] * (light[:, :, None] * np.asarray(color, float) - part)
-    rows, columns = (np.flatnonzero((cover > 0.5).any(axis)) for axis in (1, 0))
+    region = pixels[top:bottom, left:right]
+    region += coverage[:, :, None] * (light[:, :, None] * np.asarray(color, float) - region)
+    rows, columns = (np.flatnonzero((coverage > 0.5).any(axis)) for axis in (1, 0))
     return (
         left + int(columns[0]),
         top + int(rows[0]),
@@ -104,16 +107,16 @@ def _triangle_distance(x: FloatArray, y: FloatArray) -> FloatArray:
 
 
 def _star_distance(x: FloatArray, y: FloatArray) -> FloatArray:
-    """Its lines are those of a pentagon: what lies behind at most one of them is the star."""
+    """The star consists of the points outside at most one of the five lines of a pentagon."""
     y = y - 0.1
     angles = math.pi / 2 + np.arange(5) * 0.4 * math.pi
     lines = np.stack([x * math.cos(angle) + y * math.sin(angle) for angle in angles])
-    behind: FloatArray = np.partition(lines, 3, axis=0)[3] - 1.18 * math.sin(math.pi / 10)
-    return behind
+    distance: FloatArray = np.partition(lines, 3, axis=0)[3] - 1.18 * math.sin(math.pi / 10)
+    return distance
 
 
 def _heart_distance(x: FloatArray, y: FloatArray, half: float = 0.84) -> FloatArray:
-    """A square on its corner, and a circle on each of its upper sides."""
+    """A square on its corner, with a circle on each upper side."""
     x, y = np.abs(x), y - 0.1 * half
     square = (x + np.abs(y) - half) / math.sqrt(2)
     return np.minimum(square, _circle_distance(x - half / 2, y + half / 2, half / math.sqrt(2)))
@@ -136,6 +139,6 @@ SHAPE_DISTANCES: dict[str, Callable[[FloatArray, FloatArray], FloatArray]] = {
 @functools.cache
 def _interpolation_weights(size: int) -> FloatArray:
     """Weights ``(size, NUM_TEXTURE_KNOTS)`` of smooth interpolation between the knots of a texture."""
-    at = np.linspace(0, NUM_TEXTURE_KNOTS - 1, size)[:, None]
-    near = np.clip(1 - np.abs(at - np.arange(NUM_TEXTURE_KNOTS)), 0, 1)
-    return np.asarray(near**2 * (3 - 2 * near))
+    positions = np.linspace(0, NUM_TEXTURE_KNOTS - 1, size)[:, None]
+    nearness = np.clip(1 - np.abs(positions - np.arange(NUM_TEXTURE_KNOTS)), 0, 1)
+    return np.asarray(nearness**2 * (3 - 2 * nearness))

@@ -1,4 +1,4 @@
-"""Spoken numbers in a handful of styles, made on the spot from a seed: the built-in data set.
+"""Synthesized number words in several styles, generated from a seed: the built-in speech data set.
 
 >>> for utterance in synthesize_utterances(seed=4, count=3):
 ...     print(utterance.text, utterance.style, round(utterance.pitch), round(utterance.seconds, 1))
@@ -8,9 +8,9 @@ twenty deep 88 0.8
 >>> [round(time, 1) for time in utterance.start_times]
 [0.1, 0.2, 0.2, 0.4, 0.5, 0.6]
 
-A style has a pitch and a rate of its own, so that what a model learned of styles can be scored; no style's
-order in pitch tells its order in rate. It is known when every character of the text begins to sound, so that
-an alignment can be scored as well. The same seed gives the same numbers, styles and samples.
+Each style has its own pitch and speed, which are not correlated, so that the styles of a model can be scored.
+The start time of every character is known, so that alignments can be scored. The same seed gives the same
+numbers, styles and samples.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ __all__ = [
     "synthesize_utterances",
 ]
 
-LEAD_SECONDS = 0.05  # seconds before the first sound
+LEAD_SECONDS = 0.05  # silence before the first sound
 
 
 @dataclass(frozen=True)
 class SpeakingStyle:
-    """A way to speak: who, how fast (1 is usual), how loud (dB of full scale)."""
+    """A speaking style: the voice, the speed (1 is normal), and the level in dB of full scale."""
 
     voice: VoiceParameters
     speed: float
@@ -95,67 +95,66 @@ PRONUNCIATIONS = {
     "eleven": "e/ih l e/eh v e/ax n",
     "twelve": "t w e/eh l ve/v",
     "twenty": "t w e/eh n t y/iy",
-    **{
-        f"{stem}teen": f"{STEM_PRONUNCIATIONS[stem]} t ee/iy n"
-        for stem in STEM_PRONUNCIATIONS
-        if stem != "for"
-    },
+    **{f"{stem}teen": f"{STEM_PRONUNCIATIONS[stem]} t ee/iy n" for stem in STEM_PRONUNCIATIONS if stem != "for"},
     **{f"{stem}ty": f"{STEM_PRONUNCIATIONS[stem]} t y/iy" for stem in STEM_PRONUNCIATIONS if stem != "four"},
 }
 
 
 @dataclass(frozen=True, eq=False)
 class SyntheticUtterance:
-    """A text as it was said, and all that is known of it."""
+    """A synthesized text, with its true style and timing."""
 
     waveform: NDArray[np.float32]  # (samples,)
-    sample_rate: int  # samples a second
+    sample_rate: int  # samples per second
     text: str
     style: str
-    pitch: float  # Hz, the mean of the voice by its logarithm
-    speed: float  # 1 is usual, 2 is twice as fast
-    start_times: tuple[float, ...]  # seconds, when each character of the text begins to sound
-    end_time: float  # when the last one ends
+    pitch: float  # Hz, geometric mean
+    speed: float  # 1 is normal, 2 is twice as fast
+    start_times: tuple[float, ...]  # of each character of the text, in seconds
+    end_time: float  # of the last character
 
     @property
     def seconds(self) -> float:
         return len(self.waveform) / self.sample_rate
 
     def character_indices(self, times: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The number of the character that sounds at each time, in seconds; behind the last, one more.
+        """The index of the character spoken at each time, in seconds; afterwards, the index of ``</s>``.
 
-        So it is the number of the symbol that a model should look at: ``</s>`` when all has been said.
+        This is the index of the symbol that a model should attend to.
         """
-        found = np.searchsorted([*self.start_times, self.end_time], times, side="right") - 1
-        return np.maximum(found, 0).astype(np.int64)
+        indices = np.searchsorted([*self.start_times, self.end_time], times, side="right") - 1
+        return np.maximum(indices, 0).astype(np.int64)
 
 
 def number_to_words(number: int) -> str:
-    """A number below a hundred.
+    """The words of a number below 100.
 
     >>> number_to_words(42)
     'forty two'
     """
     if not 0 <= number < 100:
-        raise InputError(f"{number} came; voices know the numbers from 0 to 99")
+        raise InputError(f"number={number}: expected 0 to 99")
     return expand_numbers(str(number), "en")
 
 
 def synthesize_utterances(seed: int, count: int, sample_rate: int = 16000) -> Iterator[SyntheticUtterance]:
-    """``count`` utterances, one by one."""
+    """Synthesize ``count`` utterances."""
     if count < 0:
-        raise InputError(f"count is {count}; it is a number of utterances, 0 or more")
-    return (synthesize_utterance(seed, number, sample_rate) for number in range(count))
+        raise InputError(f"count={count}: expected 0 or more utterances")
+    return (synthesize_utterance(seed, index, sample_rate) for index in range(count))
 
 
 def synthesize_utterance(seed: int, index: int, sample_rate: int = 16000) -> SyntheticUtterance:
-    """The utterance of this number, which depends on no other: what is said, and how, is up to chance."""
-    chance = _make_generator(f"{seed} {index}")
-    return _synthesize(*_draw_text_and_style(chance), sample_rate, chance)
+    """Synthesize the utterance with this index, with a random text and style.
+
+    It does not depend on others.
+    """
+    rng = _make_generator(f"{seed} {index}")
+    return _synthesize(*_draw_text_and_style(rng), sample_rate, rng)
 
 
 def choose_text_and_style(seed: int, index: int) -> tuple[str, str]:
-    """The text and the style of that utterance, without a sound."""
+    """The text and the style of the utterance with this index, without synthesizing it."""
     return _draw_text_and_style(_make_generator(f"{seed} {index}"))
 
 
@@ -163,12 +162,10 @@ def _draw_text_and_style(rng: PortableGenerator) -> tuple[str, str]:
     return number_to_words(rng.choice(range(100))), rng.choice(tuple(STYLES))
 
 
-def synthesize_text(
-    text: str, style: str = "plain", *, seed: int = 0, sample_rate: int = 16000
-) -> SyntheticUtterance:
-    """Numbers in words, in one of the styles: "forty two", or several of them.
+def synthesize_text(text: str, style: str = "plain", *, seed: int = 0, sample_rate: int = 16000) -> SyntheticUtterance:
+    """Synthesize number words ("forty two", or several numbers) in one of the styles.
 
-    The seed decides the little that is up to chance: how far pitch and speed are off the style's, and noise.
+    The seed determines the random variation of pitch and speed, and the noise.
     """
     return _synthesize(
         " ".join(text.lower().split()), style, sample_rate, _make_generator(f"say {seed} {text} {style}")
@@ -176,73 +173,73 @@ def synthesize_text(
 
 
 def _make_generator(key: str) -> PortableGenerator:
-    """Of a digest, so that neighbouring seeds have nothing in common."""
+    """A generator seeded with a digest, which makes neighbouring seeds independent."""
     return PortableGenerator(int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "big"))
 
 
 def _synthesize(text: str, style: str, sample_rate: int, rng: PortableGenerator) -> SyntheticUtterance:
     if style not in STYLES:
-        raise InputError(f"style {style!r} came; known are: {', '.join(STYLES)}")
+        raise InputError(f"style={style!r}: expected one of {', '.join(STYLES)}")
     if sample_rate not in SAMPLE_RATES:
         raise InputError(
-            f"rate {sample_rate} came; voices speak at {' or '.join(map(str, SAMPLE_RATES))} samples a second"
+            f"sample_rate={sample_rate}: expected {' or '.join(map(str, SAMPLE_RATES))} samples per second"
         )
-    manner = STYLES[style]
-    pitch = manner.pitch * rng.uniform(0.96, 1.04)
-    speed = manner.speed * rng.uniform(0.95, 1.05)
-    stretch = manner.voice.formant_scale * rng.uniform(0.985, 1.015)
-    segments, owners = _find_segments(text)
-    lasts = np.array([one.seconds for one in segments]) / speed
-    lasts *= rng.uniform_array(0.92, 1.08, lasts.shape)
-    lasts[_find_last_vowel(segments)] *= 1.25
-    begins = LEAD_SECONDS + np.concatenate([[0.0], np.cumsum(lasts)])
-    throat = replace(manner.voice, pitch=pitch, formant_scale=stretch)
-    wave = synthesize(segments, begins, throat, sample_rate, rng)
-    loud = 10 ** (manner.level_db / 20) / np.sqrt(np.mean(wave**2))
-    wave = wave * min(loud, 0.99 / np.abs(wave).max())
+    speaking_style = STYLES[style]
+    pitch = speaking_style.pitch * rng.uniform(0.96, 1.04)
+    speed = speaking_style.speed * rng.uniform(0.95, 1.05)
+    formant_scale = speaking_style.voice.formant_scale * rng.uniform(0.985, 1.015)
+    segments, groups = _find_segments(text)
+    durations = np.array([segment.seconds for segment in segments]) / speed
+    durations *= rng.uniform_array(0.92, 1.08, durations.shape)
+    durations[_find_last_vowel(segments)] *= 1.25
+    starts = LEAD_SECONDS + np.concatenate([[0.0], np.cumsum(durations)])
+    voice = replace(speaking_style.voice, pitch=pitch, formant_scale=formant_scale)
+    waveform = synthesize(segments, starts, voice, sample_rate, rng)
+    gain = 10 ** (speaking_style.level_db / 20) / np.sqrt(np.mean(waveform**2))
+    waveform = waveform * min(gain, 0.99 / np.abs(waveform).max())
     return SyntheticUtterance(
-        wave.astype(np.float32),
+        waveform.astype(np.float32),
         sample_rate,
         text,
         style,
         pitch,
         speed,
-        _compute_character_times(owners, begins),
-        float(begins[-1]),
+        _compute_character_times(groups, starts),
+        float(starts[-1]),
     )
 
 
 def _find_segments(text: str) -> tuple[list[PhoneSegment], list[tuple[int, int]]]:
-    """The sounds of a text; and for its groups of letters: how many letters, how many sounds."""
+    """The segments of a text, and the numbers of letters and segments of each group of letters."""
     segments: list[PhoneSegment] = []
-    owners: list[tuple[int, int]] = []
-    for number, word in enumerate(text.split()):
+    groups: list[tuple[int, int]] = []
+    for word_index, word in enumerate(text.split()):
         if word not in PRONUNCIATIONS:
-            raise InputError(f"{word!r} came; voices know the numbers from zero to ninety nine, in words")
-        groups = [*([" / "] if number else []), *PRONUNCIATIONS[word].split()]
-        for group in groups:
-            letters, slash, sounds = group.partition("/") if group != " / " else (" ", "/", " ")
-            found = [one for phone in (sounds if slash else letters).split("+") for one in PHONES[phone]]
-            owners.append((len(letters), len(found)))
-            segments += found
+            raise InputError(f"the text contains {word!r}; expected number words from zero to ninety nine")
+        letter_groups = [*([" / "] if word_index else []), *PRONUNCIATIONS[word].split()]
+        for letter_group in letter_groups:
+            letters, slash, phones = letter_group.partition("/") if letter_group != " / " else (" ", "/", " ")
+            phone_segments = [
+                segment for phone in (phones if slash else letters).split("+") for segment in PHONES[phone]
+            ]
+            groups.append((len(letters), len(phone_segments)))
+            segments += phone_segments
     if not segments:
-        raise InputError("an empty text came; voices know the numbers from zero to ninety nine, in words")
-    return segments, owners
+        raise InputError("the text is empty; expected number words from zero to ninety nine")
+    return segments, groups
 
 
 def _find_last_vowel(segments: list[PhoneSegment]) -> int:
-    """What is drawn out at the end of an utterance."""
-    return max(number for number, one in enumerate(segments) if one.voice >= 0.7)
+    """The index of the last vowel, which is lengthened at the end of an utterance."""
+    return max(index for index, segment in enumerate(segments) if segment.voice >= 0.7)
 
 
-def _compute_character_times(
-    groups: list[tuple[int, int]], segment_starts: NDArray[np.float64]
-) -> tuple[float, ...]:
-    """When each character begins; letters that share sounds share their time evenly."""
-    found: list[float] = []
-    place = 0
-    for letters, sounds in groups:
-        begin, end = segment_starts[place], segment_starts[place + sounds]
-        found += (begin + (end - begin) * np.arange(letters) / letters).tolist()
-        place += sounds
-    return tuple(found)
+def _compute_character_times(groups: list[tuple[int, int]], segment_starts: NDArray[np.float64]) -> tuple[float, ...]:
+    """The start time of each character. Letters of the same group share its time evenly."""
+    times: list[float] = []
+    segment = 0
+    for num_letters, num_segments in groups:
+        start, end = segment_starts[segment], segment_starts[segment + num_segments]
+        times += (start + (end - start) * np.arange(num_letters) / num_letters).tolist()
+        segment += num_segments
+    return tuple(times)

@@ -60,9 +60,7 @@ class DocumentStore:
             raise InputError(f"{path} is damaged: {error}; remove this folder to create it again") from None
         if documents[-1] != metadata["sentences"]:
             raise InputError(f"{path} is damaged: its files do not fit together; remove this folder")
-        return cls(
-            path, sentences, documents, SkippedExamples(Counter(metadata["skipped"]), metadata["first"])
-        )
+        return cls(path, sentences, documents, SkippedExamples(Counter(metadata["skipped"]), metadata["first"]))
 
     def __len__(self) -> int:
         """The number of documents."""
@@ -99,15 +97,11 @@ def prepare_document_store(
     """
     identity = ["documents", FORMAT_VERSION, documents.fingerprint, tokenizer.fingerprint]
     fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-    token_store.ensure_store(
-        path, fingerprint, lambda folder: _write_documents(folder, documents, tokenizer), replace
-    )
+    token_store.ensure_store(path, fingerprint, lambda folder: _write_documents(folder, documents, tokenizer), replace)
     return DocumentStore.open(path)
 
 
-def _write_documents(
-    folder: Path, documents: DocumentCorpus, tokenizer: WordPieceTokenizer
-) -> dict[str, Any]:
+def _write_documents(folder: Path, documents: DocumentCorpus, tokenizer: WordPieceTokenizer) -> dict[str, Any]:
     skipped = SkippedExamples()
     num_sentences = 0
     with (

@@ -80,9 +80,7 @@ class FeatureCache(Generic[S]):
     source_name: ClassVar[str] = "files"
     has_variable_rows: ClassVar[bool] = False  # whether sources have several rows
 
-    def __init__(
-        self, path: Path, provenance: dict[str, object], storage_type: StorageType = "float16"
-    ) -> None:
+    def __init__(self, path: Path, provenance: dict[str, object], storage_type: StorageType = "float16") -> None:
         self.path, self.dtype = path, np.dtype(storage_type)
         self.rows_path, self.records_path = path / ROW_FILES[storage_type], path / f"{self.source_name}.key"
         self.shape: tuple[int, ...] | None = None  # of a row; None if there is none yet
@@ -131,16 +129,10 @@ class FeatureCache(Generic[S]):
         examples = iter(examples)
         with ThreadPoolExecutor(NUM_THREADS) as pool:
             while chunk := list(itertools.islice(examples, SOURCES_PER_CHUNK)):
-                sources = {
-                    get_source(example): example
-                    for example in chunk
-                    if not isinstance(example, InvalidExample)
-                }
+                sources = {get_source(example): example for example in chunk if not isinstance(example, InvalidExample)}
                 invalid = self._fill_missing(sources, lambda items: pool.map(read, items), add)
                 yield from (
-                    example
-                    if isinstance(example, InvalidExample)
-                    else invalid.get(get_source(example), example)
+                    example if isinstance(example, InvalidExample) else invalid.get(get_source(example), example)
                     for example in chunk
                 )
 
@@ -157,9 +149,7 @@ class FeatureCache(Generic[S]):
             missing = {source: item for source, item in items.items() if source not in self}
             results = dict(zip(missing, read(missing.values()), strict=True))
             invalid = {source: item for source, item in results.items() if isinstance(item, InvalidExample)}
-            prepared = {
-                source: item for source, item in results.items() if not isinstance(item, InvalidExample)
-            }
+            prepared = {source: item for source, item in results.items() if not isinstance(item, InvalidExample)}
             if prepared:
                 add(list(prepared), list(prepared.values()))
         return invalid
@@ -172,13 +162,10 @@ class FeatureCache(Generic[S]):
                 part.write_text(json.dumps({**self._provenance, "shape": self.shape}), encoding="utf-8")
         ends = self._num_rows + np.cumsum(counts)
         records = b"".join(
-            _source_digest(source)
-            + (int(end).to_bytes(END_BYTES, "little") if self.has_variable_rows else b"")
+            _source_digest(source) + (int(end).to_bytes(END_BYTES, "little") if self.has_variable_rows else b"")
             for source, end in zip(sources, ends, strict=True)
         )
-        _append_bytes(
-            self.rows_path, self._num_rows * self.dtype.itemsize * math.prod(self.shape), rows.tobytes()
-        )
+        _append_bytes(self.rows_path, self._num_rows * self.dtype.itemsize * math.prod(self.shape), rows.tobytes())
         _append_bytes(self.records_path, self._num_records * self._record_bytes, records)
         self._index_records(records, int(ends[-1]))
 
@@ -201,9 +188,7 @@ class FeatureCache(Generic[S]):
         except FileNotFoundError:
             return
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{self.path} is damaged: {error!r}; remove this folder to create it again"
-            ) from None
+            raise InputError(f"{self.path} is damaged: {error!r}; remove this folder to create it again") from None
         row_bytes = self.dtype.itemsize * math.prod(self.shape)
         with contextlib.suppress(FileNotFoundError), self.records_path.open("rb") as file:
             file.seek(self._num_records * self._record_bytes)

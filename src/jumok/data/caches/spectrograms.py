@@ -44,9 +44,7 @@ class SpectrogramCache(FeatureCache[AudioSource]):
         """Open the cache of one audio config, in a folder of caches."""
         provenance: dict[str, object] = {"format": FORMAT_VERSION, "sound": asdict(processor.config)}
         return cls(
-            cache_path(
-                folder, f"sound-{processor.config.sample_rate}-{processor.config.num_features}", provenance
-            ),
+            cache_path(folder, f"sound-{processor.config.sample_rate}-{processor.config.num_features}", provenance),
             provenance,
             processor,
         )
@@ -68,14 +66,8 @@ class SpectrogramCache(FeatureCache[AudioSource]):
         """Yield the same examples once their spectrograms are cached, and invalid ones if decoding fails."""
 
         def read(example: SpeechExample) -> NDArray[Any] | InvalidExample:
-            waveform = example.audio.decode(
-                self.processor, f"{example.location} {example.audio.name}", limits
-            )
-            return (
-                waveform
-                if isinstance(waveform, InvalidExample)
-                else self.processor.extract_features(waveform)
-            )
+            waveform = example.audio.decode(self.processor, f"{example.location} {example.audio.name}", limits)
+            return waveform if isinstance(waveform, InvalidExample) else self.processor.extract_features(waveform)
 
         return self._fill_examples(examples, lambda example: example.audio, read, self._add_spectrograms)
 
@@ -83,8 +75,7 @@ class SpectrogramCache(FeatureCache[AudioSource]):
         rows = np.concatenate(spectrograms)
         if self.shape not in (None, rows.shape[1:]):
             raise InputError(
-                f"{self.path} has frames of shape {self.shape}, but new ones have {rows.shape[1:]}; remove "
-                "this folder"
+                f"{self.path} has frames of shape {self.shape}, but new ones have {rows.shape[1:]}; remove this folder"
             )
         self._append_rows(
             sources, self._to_storage_type(rows, sources), [len(spectrogram) for spectrogram in spectrograms]

@@ -136,9 +136,7 @@ def prepare_token_store(
     return TokenStore.open(path)
 
 
-def ensure_store(
-    path: Path, fingerprint: str, write: Callable[[Path], dict[str, Any]], replace: bool
-) -> None:
+def ensure_store(path: Path, fingerprint: str, write: Callable[[Path], dict[str, Any]], replace: bool) -> None:
     """Make sure that ``path`` is a complete folder of arrays with this fingerprint.
 
     ``write`` writes the arrays to a folder, and returns further contents of ``store.json``.
@@ -146,9 +144,7 @@ def ensure_store(
     if _is_current(path, fingerprint):
         return
     if path.exists() and not (path / "store.json").is_file():
-        raise InputError(
-            f"{path} exists and is not a store of token ids, so it is kept; choose another folder"
-        )
+        raise InputError(f"{path} exists and is not a store of token ids, so it is kept; choose another folder")
     if path.exists() and not replace:
         raise InputError(
             f"the data has changed since {path} was made from it, and a run was trained on that; restore "
@@ -156,9 +152,7 @@ def ensure_store(
         )
     with atomic_write_folder(path, lambda: _is_current(path, fingerprint)) as folder:
         metadata = {"format": FORMAT_VERSION, "fingerprint": fingerprint, **write(folder)}
-        (folder / "store.json").write_text(
-            json.dumps(metadata, ensure_ascii=False, indent=1), encoding="utf-8"
-        )
+        (folder / "store.json").write_text(json.dumps(metadata, ensure_ascii=False, indent=1), encoding="utf-8")
 
 
 def _write_examples(
@@ -183,13 +177,8 @@ def _write_examples(
             for example, source, target in zip(chunk, sources, targets, strict=True):
                 if len(source) > limit or len(target) > limit:
                     side = "source" if len(source) > limit else "target"
-                    skipped.add(
-                        InvalidExample(example.location, f"a {side} of more than {max_tokens} tokens")
-                    )
-            is_kept = [
-                max(len(source), len(target)) <= limit
-                for source, target in zip(sources, targets, strict=True)
-            ]
+                    skipped.add(InvalidExample(example.location, f"a {side} of more than {max_tokens} tokens"))
+            is_kept = [max(len(source), len(target)) <= limit for source, target in zip(sources, targets, strict=True)]
             for write, encoded in zip(writers, (sources, targets), strict=True):
                 write(list(itertools.compress(encoded, is_kept)))
             num_examples += sum(is_kept)
@@ -207,9 +196,7 @@ def _iter_chunks(examples: Iterator[TranslationExample]) -> Iterator[list[Transl
 
 
 @contextlib.contextmanager
-def open_sequence_writer(
-    folder: Path, name: str, vocab_size: int
-) -> Iterator[Callable[[list[list[int]]], None]]:
+def open_sequence_writer(folder: Path, name: str, vocab_size: int) -> Iterator[Callable[[list[list[int]]], None]]:
     """Yield a function that appends sequences to the arrays of one side."""
     dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
     with (
@@ -266,8 +253,7 @@ def load_column(path: Path, name: str, num_sequences: int) -> TokenColumn:
     try:
         # Use plain arrays over the maps, because slicing a memmap object is far slower.
         ids, offsets = (
-            np.asarray(np.load(path / f"{name}.{array_name}.npy", mmap_mode="r"))
-            for array_name in ("ids", "offsets")
+            np.asarray(np.load(path / f"{name}.{array_name}.npy", mmap_mode="r")) for array_name in ("ids", "offsets")
         )
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is damaged: {error}; remove this folder to create it again") from None

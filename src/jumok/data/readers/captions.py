@@ -182,8 +182,7 @@ def _find_caption_files(name: str, split: str | None) -> list[tuple[Path, bool]]
         if path.is_dir() and (match := _find_caption_file(path, split)):
             return [match]
     return [
-        (path, False)
-        for path in parallel_corpus.find_files(name, (*readers_formats.TABLE_READERS, ".json"), split)
+        (path, False) for path in parallel_corpus.find_files(name, (*readers_formats.TABLE_READERS, ".json"), split)
     ]
 
 
@@ -316,8 +315,6 @@ def _read_json_captions(path: Path) -> CaptionLines:
         ) from None
 
 
-def _make_line(
-    image: object, caption: object, split: str | None, location: str
-) -> _CaptionLine | InvalidExample:
+def _make_line(image: object, caption: object, split: str | None, location: str) -> _CaptionLine | InvalidExample:
     name = clean_text(image, "image", location)
     return name if isinstance(name, InvalidExample) else _CaptionLine(name, caption, split, location)

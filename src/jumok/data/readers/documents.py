@@ -99,9 +99,7 @@ class DocumentCorpus:
         return hashlib.sha256(json.dumps([files, self.on_error, self.filter_name, rows]).encode()).hexdigest()
 
     def _read_file(self, path: Path) -> Iterator[TextDocument | InvalidExample]:
-        return (
-            DOCUMENT_READERS[file_suffix(path)](path) if self.rows is None else _read_table(path, self.rows)
-        )
+        return DOCUMENT_READERS[file_suffix(path)](path) if self.rows is None else _read_table(path, self.rows)
 
 
 @dataclass(frozen=True)
@@ -184,9 +182,7 @@ def _read_table(path: Path, rows: DocumentRows) -> Iterator[TextDocument | Inval
     paragraphs: list[str] = []
     location, num_rows = "", 0
     for record in tables.read_table(path, [rows.column]):
-        document = (
-            record if isinstance(record, InvalidExample) else _make_document(record.values, record.location)
-        )
+        document = record if isinstance(record, InvalidExample) else _make_document(record.values, record.location)
         if isinstance(document, InvalidExample):
             yield document
             continue
@@ -208,9 +204,7 @@ def _make_document(texts: Iterable[object], location: str) -> TextDocument | Inv
         if isinstance(cleaned, InvalidExample):
             return cleaned
         paragraphs += (line.strip() for line in cleaned.split("\n") if line.strip())
-    return (
-        TextDocument(tuple(paragraphs), location) if paragraphs else InvalidExample(location, "an empty text")
-    )
+    return TextDocument(tuple(paragraphs), location) if paragraphs else InvalidExample(location, "an empty text")
 
 
 DOCUMENT_READERS: dict[str, Callable[[Path], Iterator[TextDocument | InvalidExample]]] = {

@@ -162,9 +162,7 @@ def iter_csv_rows(path: Path) -> CellRows:
     """The cells of each row of a CSV file, with the number of its first line."""
     # A line that is too long is also too long for a cell, so the csv module reports it.
     too_long = "x" * (csv.field_size_limit() + 1)
-    reader = csv.reader(
-        ((too_long if line is None else line) + "\n" for line in read_lines(path)), strict=True
-    )
+    reader = csv.reader(((too_long if line is None else line) + "\n" for line in read_lines(path)), strict=True)
     while True:
         line_number = reader.line_num + 1  # where the row begins: it may span several lines
         try:
@@ -176,9 +174,7 @@ def iter_csv_rows(path: Path) -> CellRows:
             yield line_number, InvalidExample(f"{path}:{line_number}", "not CSV", detail)
 
 
-def _read_columns(
-    path: Path, sides: Sides, read_rows: Callable[[Path], CellRows]
-) -> Iterator[ExampleOrInvalid]:
+def _read_columns(path: Path, sides: Sides, read_rows: Callable[[Path], CellRows]) -> Iterator[ExampleOrInvalid]:
     """The examples of rows of cells with line numbers."""
     columns: tuple[int, int] | None = None
     width = 0
@@ -197,9 +193,7 @@ def _read_columns(
                     _check_no_header(path, sides, _select_cells(cells, columns), rows)
                 yield make_example(cells[columns[0]], cells[columns[1]], location)
         elif len(cells) != width:
-            yield InvalidExample(
-                location, "another number of columns", f"{len(cells)}, and the first line has {width}"
-            )
+            yield InvalidExample(location, "another number of columns", f"{len(cells)}, and the first line has {width}")
         else:
             yield make_example(cells[columns[0]], cells[columns[1]], location)
 
@@ -216,9 +210,7 @@ def _find_columns(path: Path, sides: Sides, names: list[str]) -> tuple[tuple[int
             {names[source_column], names[target_column]} == set(usual) for usual in USUAL_COLUMNS
         )
     if all(name in names for name in requested):
-        source_column, target_column = (
-            side - 1 if isinstance(side, int) else names.index(side) for side in sides
-        )
+        source_column, target_column = (side - 1 if isinstance(side, int) else names.index(side) for side in sides)
         return (source_column, target_column), True
     if len(requested) == 2:
         for source, target in USUAL_COLUMNS:
@@ -337,9 +329,7 @@ def _candidate_mappings(row: Mapping[str, object]) -> list[Mapping[Any, object]]
 
 def read_parquet(path: Path, sides: Sides) -> Iterator[ExampleOrInvalid]:
     """Read columns of a Parquet file, or fields of its column ``translation``, one row group at a time."""
-    rows = iter_parquet_rows(
-        path, lambda schema: [_find_parquet_column(path, sides, side, schema) for side in (0, 1)]
-    )
+    rows = iter_parquet_rows(path, lambda schema: [_find_parquet_column(path, sides, side, schema) for side in (0, 1)])
     for location, (source, target) in rows:
         yield make_example(source, target, location)
 
@@ -471,6 +461,4 @@ def line_too_long(path: Path | str, line_number: int) -> InvalidExample:
 
 def rank_by_similarity(name: str, names: Sequence[str]) -> list[str]:
     """Sort names by their similarity to ``name``, the most similar first."""
-    return sorted(
-        names, key=lambda candidate: -difflib.SequenceMatcher(None, name.lower(), candidate.lower()).ratio()
-    )
+    return sorted(names, key=lambda candidate: -difflib.SequenceMatcher(None, name.lower(), candidate.lower()).ratio())

@@ -35,9 +35,7 @@ def look_like_column_names(first_row: Sequence[str], requested: Sequence[str]) -
     if all(USUAL_COLUMN_NAMES.intersection(re.split("[-_]", cell)) for cell in lower):
         return True
     # Too many words of three letters are similar.
-    return any(
-        difflib.get_close_matches(name.lower(), lower, cutoff=0.7) for name in requested if len(name) > 3
-    )
+    return any(difflib.get_close_matches(name.lower(), lower, cutoff=0.7) for name in requested if len(name) > 3)
 
 
 def differs_from_rows(first_row: Sequence[str], rows: Iterable[Sequence[str]]) -> bool:

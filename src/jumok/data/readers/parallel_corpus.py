@@ -90,8 +90,7 @@ class SkippedExamples:
         if not self.total:
             return "none skipped"
         reasons = (
-            f"{count} × {reason} (first: {self.first_locations[reason]})"
-            for reason, count in self.counts.most_common()
+            f"{count} × {reason} (first: {self.first_locations[reason]})" for reason, count in self.counts.most_common()
         )
         return f"{self.total} skipped: {'; '.join(reasons)}"
 
@@ -116,9 +115,8 @@ class ParallelCorpus:
     def from_pairs(cls, name: str, generate: Callable[[], Iterable[tuple[str, str]]]) -> ParallelCorpus:
         """A corpus of pairs from a deterministic function. ``name`` must identify everything they depend on.
 
-        >>> corpus = ParallelCorpus.from_pairs("squares", lambda: [(f"{n} × {n}", str(n * n)) for n in (2, 3)])
-        >>> list(corpus)[0]
-        TranslationExample(source='2 × 2', target='4', location='squares:1')
+        >>> list(ParallelCorpus.from_pairs("animals", lambda: [("a dog", "개"), ("a cat", "고양이")]))[1]
+        TranslationExample(source='a cat', target='고양이', location='animals:2')
         """
 
         def read() -> Iterator[TranslationExample | InvalidExample]:
@@ -144,9 +142,7 @@ class ParallelCorpus:
     def __iter__(self) -> Iterator[TranslationExample]:
         return self.read()
 
-    def map_texts(
-        self, name: str, source_function: TextFunction, target_function: TextFunction
-    ) -> ParallelCorpus:
+    def map_texts(self, name: str, source_function: TextFunction, target_function: TextFunction) -> ParallelCorpus:
         """The same corpus with a function applied to each text. ``name`` must identify the functions."""
 
         def map_part(part: CorpusPart) -> CorpusPart:
@@ -175,9 +171,7 @@ def file_identity(path: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns]
 
 
-def skip_invalid(
-    examples: Iterable[T | InvalidExample], on_error: OnError, skipped: SkippedExamples
-) -> Iterator[T]:
+def skip_invalid(examples: Iterable[T | InvalidExample], on_error: OnError, skipped: SkippedExamples) -> Iterator[T]:
     """The valid examples. Invalid ones raise, or, with ``on_error="skip"``, are counted in ``skipped``."""
     for example in examples:
         if not isinstance(example, InvalidExample):
@@ -285,9 +279,7 @@ def _find_parts(name: str, sides: Sides, split: str | None) -> list[CorpusPart]:
         if folder_split and (part := _find_split(folder, folder_split, sides)):
             return [part]
         incomplete = incomplete or (folder, folder_split)
-    raise InputError(
-        _missing_split_message(*incomplete, sides) if incomplete else _unknown_dataset_message(name)
-    )
+    raise InputError(_missing_split_message(*incomplete, sides) if incomplete else _unknown_dataset_message(name))
 
 
 def _find_split(folder: Path, split: str, sides: Sides) -> CorpusPart | None:

@@ -208,9 +208,7 @@ def _join_names(names: set[str]) -> str:
     return ", ".join(sorted(filter(None, names))) or "none"
 
 
-def _make_example(
-    record: TableRecord, location: str, audio_files: AudioFiles
-) -> SpeechExample | InvalidExample:
+def _make_example(record: TableRecord, location: str, audio_files: AudioFiles) -> SpeechExample | InvalidExample:
     name, text, speaker, emotion = record.values
     file, cleaned_text = clean_text(name, "file", location), clean_text(text, "text", location)
     if isinstance(file, InvalidExample):
@@ -254,9 +252,7 @@ def _find_table(name: str, split: str | None, stack: contextlib.ExitStack) -> tu
             return path, FileFolder(path.parent, AudioFile), str(path)
     matches = parallel_corpus.find_files(name, tuple(readers_formats.TABLE_READERS), split)
     if len(matches) > 1:
-        raise InputError(
-            f"{name} matches several tables; name each of them: {', '.join(map(str, matches[:5]))}"
-        )
+        raise InputError(f"{name} matches several tables; name each of them: {', '.join(map(str, matches[:5]))}")
     return matches[0], FileFolder(matches[0].parent, AudioFile), str(matches[0])
 
 
@@ -270,18 +266,14 @@ def _extract_table(archive: Path, stack: contextlib.ExitStack) -> tuple[Path, Au
             table = folder / PurePosixPath(file.name).name
             table.write_bytes(file.read())
             return table, audio_files, f"{archive}:{file.name}"
-    raise InputError(
-        f"{archive} contains no table of its recordings; expected {', '.join(TABLE_NAMES[:8:2])}"
-    )
+    raise InputError(f"{archive} contains no table of its recordings; expected {', '.join(TABLE_NAMES[:8:2])}")
 
 
 def _open_audio_files(audio_path: str) -> AudioFiles:
     for path in (Path(audio_path), data_folder() / audio_path):
         if path.exists():
             return FileFolder(path, AudioFile) if path.is_dir() else TarArchive(path, AudioFile)
-    raise InputError(
-        f"there is no folder or .tar {audio_path!r}; set data.recordings to that of the recordings"
-    )
+    raise InputError(f"there is no folder or .tar {audio_path!r}; set data.recordings to that of the recordings")
 
 
 # -------------------------------------------------------------------------------------------------- tables
@@ -290,9 +282,7 @@ def _open_audio_files(audio_path: str) -> AudioFiles:
 def _read_rows(table: Path, columns: SpeechColumns) -> SpeechRows:
     """Rows of file, text, speaker and emotion; the last two are "" if there is no such column."""
     first_line = (
-        next((line for line in read_lines(table) if line), "")
-        if readers_formats.file_suffix(table) == ".csv"
-        else ""
+        next((line for line in read_lines(table) if line), "") if readers_formats.file_suffix(table) == ".csv" else ""
     )
     if LJSPEECH_SEPARATOR in first_line and "," not in first_line.partition(LJSPEECH_SEPARATOR)[0]:
         yield from _read_ljspeech(table)

@@ -111,9 +111,7 @@ def _parse_question(
     for answer in _get_list(entry, "answers"):
         text, start = _get_value(answer, "text"), _get_value(answer, "answer_start")
         if not isinstance(text, str) or not text or not isinstance(start, int):
-            return InvalidExample(
-                location, "an answer without text and answer_start", f"it is {answer!r}"[:120]
-            )
+            return InvalidExample(location, "an answer without text and answer_start", f"it is {answer!r}"[:120])
         if start < 0 or context[start : start + len(text)] != text:
             return InvalidExample(
                 location,

@@ -82,9 +82,7 @@ def read_table(path: Path, columns: Sequence[ColumnSpec], header: bool | None = 
         )
     if suffix == ".parquet":
         return _read_parquet_columns(path, columns)
-    raise InputError(
-        f"{path} is not a table; expected a file ending in {', '.join(readers_formats.TABLE_READERS)}"
-    )
+    raise InputError(f"{path} is not a table; expected a file ending in {', '.join(readers_formats.TABLE_READERS)}")
 
 
 def read_column_names(path: Path) -> Sequence[str]:
@@ -102,11 +100,7 @@ def read_column_names(path: Path) -> Sequence[str]:
     if suffix == ".jsonl":
         row = next((row for _, row in readers_formats.iter_json_rows(path) if isinstance(row, Mapping)), {})
         return list(row)
-    rows = (
-        readers_formats.iter_separated_rows(path, "\t")
-        if suffix == ".tsv"
-        else readers_formats.iter_csv_rows(path)
-    )
+    rows = readers_formats.iter_separated_rows(path, "\t") if suffix == ".tsv" else readers_formats.iter_csv_rows(path)
     cells = next((cells for _, cells in rows if not isinstance(cells, InvalidExample) and any(cells)), [])
     return [cell.strip() for cell in cells]
 
@@ -143,9 +137,7 @@ def _read_cells(
             if not (by_name or header):
                 yield _make_record(cells, indices, location)
         elif len(cells) != width:
-            yield InvalidExample(
-                location, "another number of columns", f"{len(cells)}, and the first line has {width}"
-            )
+            yield InvalidExample(location, "another number of columns", f"{len(cells)}, and the first line has {width}")
         else:
             yield _make_record(cells, indices, location)
 
@@ -189,9 +181,7 @@ def _find_column(path: Path, column: ColumnSpec, names: Sequence[str]) -> list[i
     )
 
 
-def _record_from_mapping(
-    row: object, columns: Sequence[ColumnSpec], location: str
-) -> TableRecord | InvalidExample:
+def _record_from_mapping(row: object, columns: Sequence[ColumnSpec], location: str) -> TableRecord | InvalidExample:
     """The record of a JSON object, or of a row of the hub."""
     if not isinstance(row, Mapping):
         return InvalidExample(location, "no JSON object", f"it is {row!r}"[:80])
@@ -200,9 +190,7 @@ def _record_from_mapping(
         names = [name for name in _as_sequence(column) if name in row]
         if not names:
             requested = " or ".join(repr(name) for name in _as_sequence(column))
-            similar = ", ".join(
-                rank_by_similarity(str(_as_sequence(column)[0]), [str(name) for name in row])[:8]
-            )
+            similar = ", ".join(rank_by_similarity(str(_as_sequence(column)[0]), [str(name) for name in row])[:8])
             return InvalidExample(location, f"no {requested}", f"it has: {similar}")
         values.append(_join_values([row[name] for name in names]))
     return TableRecord(tuple(values), location)
@@ -218,6 +206,4 @@ def _read_parquet_columns(path: Path, columns: Sequence[ColumnSpec]) -> RecordIt
 
     for location, row in readers_formats.iter_parquet_rows(path, choose):
         values = iter(row)
-        yield TableRecord(
-            tuple(_join_values([next(values) for _ in range(count)]) for count in counts), location
-        )
+        yield TableRecord(tuple(_join_values([next(values) for _ in range(count)]) for count in counts), location)

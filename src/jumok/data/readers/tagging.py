@@ -122,9 +122,7 @@ def _parse_sentence(
         words.append(cleaned)
         tags.append(tag)
         previous = tag
-    return (
-        TaggingExample(tuple(words), tuple(convert_to_iob2(tags)), f"{path}:{first_line}") if words else None
-    )
+    return TaggingExample(tuple(words), tuple(convert_to_iob2(tags)), f"{path}:{first_line}") if words else None
 
 
 def _min_columns(column: int) -> int:

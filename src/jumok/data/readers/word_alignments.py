@@ -50,21 +50,14 @@ def find_alignment_file(name: str) -> Path:
         for suffix in ("", ".links", ".links.txt", ".links.gz", ".links.txt.gz"):
             if (candidate := path.parent / f"{path.name}{suffix}").is_file():
                 return candidate
-    folder = next(
-        (parent for parent in (Path(name).parent, (data_folder() / name).parent) if parent.is_dir()), Path()
-    )
-    similar = rank_by_similarity(
-        f"{Path(name).name}.links", [path.name for path in folder.iterdir() if path.is_file()]
-    )
+    folder = next((parent for parent in (Path(name).parent, (data_folder() / name).parent) if parent.is_dir()), Path())
+    similar = rank_by_similarity(f"{Path(name).name}.links", [path.name for path in folder.iterdir() if path.is_file()])
     raise InputError(
-        f"there is no file {name} or {name}.links.txt; {folder} contains: "
-        f"{', '.join(similar[:10]) or 'nothing'}"
+        f"there is no file {name} or {name}.links.txt; {folder} contains: {', '.join(similar[:10]) or 'nothing'}"
     )
 
 
-def read_alignments(
-    path: Path, *, first_index: int | None = None, num_pairs: int | None = None
-) -> list[GoldAlignment]:
+def read_alignments(path: Path, *, first_index: int | None = None, num_pairs: int | None = None) -> list[GoldAlignment]:
     """The links of every sentence pair, in order.
 
     ``first_index``: the number of the first word of a sentence, 0 or 1. ``num_pairs``: the number of sentence
@@ -135,7 +128,5 @@ def _parse_numbered(path: Path, line_number: int, words: list[str]) -> list[Link
 def _parse_pharaoh(path: Path, line_number: int, word: str) -> LinkRecord:
     match = PHARAOH_PATTERN.fullmatch(word)
     if match is None:
-        raise InputError(
-            f"{path}:{line_number}: {word!r}; expected a link such as 3-4, or 3p4 if it is only possible"
-        )
+        raise InputError(f"{path}:{line_number}: {word!r}; expected a link such as 3-4, or 3p4 if it is only possible")
     return LinkRecord(line_number, line_number - 1, int(match[1]), int(match[3]), match[2] == "-")

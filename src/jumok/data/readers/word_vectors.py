@@ -60,9 +60,7 @@ def fill_embedding(embedding: nn.Embedding, words: Sequence[str], vectors: WordV
     if embedding.num_embeddings < len(words):
         raise InputError(f"there are {len(words)} words for an embedding of {embedding.num_embeddings} rows")
     rows = [
-        row
-        for row, word in enumerate(words)
-        if word not in SPECIAL_TOKENS and normalize_word(word) in vectors.words
+        row for row, word in enumerate(words) if word not in SPECIAL_TOKENS and normalize_word(word) in vectors.words
     ]
     if rows:
         values = np.stack([vectors.words[normalize_word(words[row])] for row in rows])
@@ -106,9 +104,7 @@ def _read_binary(path: Path, vocabulary: set[str]) -> WordVectors:
             word = normalize_word(_read_word(file).decode("utf-8", "replace"))
             raw = file.read(4 * dim)
             if len(raw) < 4 * dim:
-                raise InputError(
-                    f"{path} ends within word {number} of {count}; was its download interrupted?"
-                )
+                raise InputError(f"{path} ends within word {number} of {count}; was its download interrupted?")
             if word in vocabulary and word not in vectors:
                 vectors[word] = np.frombuffer(raw, "<f4").astype(np.float32)
     return WordVectors(path, dim, vectors)

@@ -42,9 +42,7 @@ NOT_SYMBOL = r"\p{L}\p{N}_\s\x1c-\x1f"
 # A letter of a script without spaces, with its marks, the Japanese long vowel mark, and stacked consonants
 # (Khmer and Myanmar).
 _SPACELESS_LETTER = rf"[\p{{L}}&&[{SPACELESS_SCRIPTS}]]"
-SPACELESS_SYLLABLE = (
-    rf"{_SPACELESS_LETTER}(?:[{COMBINING_MARKS}\u30fc]|(?<=[\u17d2\u1039]){_SPACELESS_LETTER})*+"
-)
+SPACELESS_SYLLABLE = rf"{_SPACELESS_LETTER}(?:[{COMBINING_MARKS}\u30fc]|(?<=[\u17d2\u1039]){_SPACELESS_LETTER})*+"
 _EMOJI = rf"\p{{Extended_Pictographic}}[{COMBINING_MARKS}\p{{Emoji_Modifier}}]*+"
 # Two regional indicators (a flag), or an emoji sequence.
 SYMBOL = rf"\p{{RI}}\p{{RI}}|{_EMOJI}(?:(?<=\u200d){_EMOJI})*+"

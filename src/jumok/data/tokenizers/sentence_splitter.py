@@ -84,9 +84,7 @@ def split_sentences(text: str) -> list[str]:
 
 def _count_open_quotes(text: str, begin: int, end: int) -> int:
     """The number of Japanese quotes that are opened between two positions, minus those that are closed."""
-    num_opened, num_closed = (
-        sum(text.count(sign, begin, end) for sign in signs) for signs in ("「『", "」』")
-    )
+    num_opened, num_closed = (sum(text.count(sign, begin, end) for sign in signs) for signs in ("「『", "」』"))
     return num_opened - num_closed
 
 
@@ -107,9 +105,7 @@ def _is_sentence_end(text: str, begin: int, mark: int, end: int, in_quote: bool)
     if next_character.islower():
         return False
     previous_character = text[mark - 1] if mark > begin else " "
-    if (
-        mark_character == "?" and previous_character in " (" and next_character in "~–-—"
-    ):  # an unknown year of birth
+    if mark_character == "?" and previous_character in " (" and next_character in "~–-—":  # an unknown year of birth
         return False
     if "가" <= previous_character <= "힣":
         return not (has_closing_sign and KOREAN_QUOTATIVE.match(text, next_match.start("next")))
@@ -133,10 +129,6 @@ def _is_abbreviation(word: str, next_character: str, next_is_starter: bool) -> b
         return True
     if lowercase_word in NUMBER_ABBREVIATIONS:
         return next_character.isdigit()
-    if (
-        lowercase_word in AMBIGUOUS_ABBREVIATIONS
-        or (len(word) == 1 and word.isupper())
-        or INITIALS.match(word)
-    ):
+    if lowercase_word in AMBIGUOUS_ABBREVIATIONS or (len(word) == 1 and word.isupper()) or INITIALS.match(word):
         return not next_is_starter
     return False

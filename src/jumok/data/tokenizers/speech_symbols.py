@@ -78,15 +78,11 @@ class SpeechSymbols:
 
     def __init__(self, characters: Sequence[str], number_language: NumberLanguage | None = None) -> None:
         if number_language not in (None, *get_args(NumberLanguage)):
-            raise InputError(
-                f"number_language={number_language!r}: expected {' or '.join(get_args(NumberLanguage))}"
-            )
+            raise InputError(f"number_language={number_language!r}: expected {' or '.join(get_args(NumberLanguage))}")
         if len(set(characters)) < len(characters) or any(len(character) != 1 for character in characters):
             raise InputError("characters: expected distinct single characters")
         self.characters, self.number_language = tuple(characters), number_language
-        self._ids = {
-            character: number for number, character in enumerate(self.characters, len(SPECIAL_TOKENS))
-        }
+        self._ids = {character: number for number, character in enumerate(self.characters, len(SPECIAL_TOKENS))}
 
     @classmethod
     def from_texts(cls, texts: Iterable[str], number_language: NumberLanguage | None = None) -> SpeechSymbols:
@@ -205,9 +201,7 @@ def _expand_with_spaces(match: re.Match[str], text: str) -> str:
 
 def _spell_digits(digits: str, language: NumberLanguage) -> str:
     integer_part, point, fraction = digits.replace(",", "").partition(".")
-    is_digit_by_digit = len(integer_part) > MAX_DIGITS or (
-        integer_part.startswith("0") and len(integer_part) > 1
-    )
+    is_digit_by_digit = len(integer_part) > MAX_DIGITS or (integer_part.startswith("0") and len(integer_part) > 1)
     if language == "ko":
         words = _spell_each_digit_ko(integer_part) if is_digit_by_digit else _spell_korean(int(integer_part))
         return words + ("점" + _spell_each_digit_ko(fraction) if point else "")

@@ -59,15 +59,10 @@ class TokenizerConfig:
 
     def __post_init__(self) -> None:
         min_size = (
-            len(SPECIAL_TOKENS)
-            + len(REQUIRED_CHARACTERS)
-            + (len(BYTE_PIECES) if self.uses_byte_fallback else 0)
-            + 1
+            len(SPECIAL_TOKENS) + len(REQUIRED_CHARACTERS) + (len(BYTE_PIECES) if self.uses_byte_fallback else 0) + 1
         )
         if self.vocab_size < min_size:
-            raise InputError(
-                f"vocab_size={self.vocab_size}: expected {min_size} or more for type {self.type}"
-            )
+            raise InputError(f"vocab_size={self.vocab_size}: expected {min_size} or more for type {self.type}")
         if self.min_count < 1:
             raise InputError(f"min_count={self.min_count}: expected 1 or more")
         if self.max_training_examples < 1:
@@ -81,9 +76,7 @@ class TokenizerConfig:
 
 def train_backend(lines: Iterable[str], config: TokenizerConfig) -> tokenizers.Tokenizer:
     """Train a tokenizer on these lines."""
-    num_pieces = (
-        config.vocab_size - len(SPECIAL_TOKENS) - (len(BYTE_PIECES) if config.uses_byte_fallback else 0)
-    )
+    num_pieces = config.vocab_size - len(SPECIAL_TOKENS) - (len(BYTE_PIECES) if config.uses_byte_fallback else 0)
     # Rare characters are encoded as bytes, which leaves room for longer pieces.
     max_characters = (
         max(len(REQUIRED_CHARACTERS) + 1, num_pieces // 2)
@@ -96,9 +89,7 @@ def train_backend(lines: Iterable[str], config: TokenizerConfig) -> tokenizers.T
     lines = _require_lines(lines)
     if config.type == "unigram":
         lines = _add_word_ends(lines, pipeline)
-        trainee.pre_tokenizer = pre_tokenizers.Split(
-            Regex(f"(?:{PIECE_PATTERN}){WORD_END}?|{WORD_END}"), "isolated"
-        )
+        trainee.pre_tokenizer = pre_tokenizers.Split(Regex(f"(?:{PIECE_PATTERN}){WORD_END}?|{WORD_END}"), "isolated")
     elif config.type != "words":
         lines = _break_count_ties(lines, pipeline, max_characters)
     try:
@@ -111,9 +102,7 @@ def train_backend(lines: Iterable[str], config: TokenizerConfig) -> tokenizers.T
             f"vocab_size={config.vocab_size}: a unigram vocabulary must contain all characters of the text; "
             "increase it, or use type bpe, which encodes rare characters as bytes"
         ) from None
-    return _configure_pipeline(
-        tokenizers.Tokenizer(_make_model(json.loads(trainee.to_str())["model"], config)), config
-    )
+    return _configure_pipeline(tokenizers.Tokenizer(_make_model(json.loads(trainee.to_str())["model"], config)), config)
 
 
 def _add_word_ends(lines: Iterator[str], pipeline: tokenizers.Tokenizer) -> Iterator[str]:
@@ -132,9 +121,7 @@ def _add_word_ends(lines: Iterator[str], pipeline: tokenizers.Tokenizer) -> Iter
         yield WORD_END + word.replace(SPACE, " ") + WORD_END
 
 
-def _break_count_ties(
-    lines: Iterator[str], pipeline: tokenizers.Tokenizer, max_characters: int
-) -> Iterator[str]:
+def _break_count_ties(lines: Iterator[str], pipeline: tokenizers.Tokenizer, max_characters: int) -> Iterator[str]:
     """The lines, followed by some characters again, so that it is clear which are the most frequent ones.
 
     The BPE trainer keeps the ``max_characters`` most frequent characters. If several are equally frequent and
@@ -216,14 +203,10 @@ def _make_model(trained_model: dict[str, Any], config: TokenizerConfig) -> model
     reserved = [*SPECIAL_TOKENS, *byte_pieces]
     if config.type == "unigram":
         excluded = {*SPECIAL_TOKENS, WORD_END}
-        scores = _stabilize_scores(
-            [(piece, score) for piece, score in trained_model["vocab"] if piece not in excluded]
-        )
+        scores = _stabilize_scores([(piece, score) for piece, score in trained_model["vocab"] if piece not in excluded])
         # Far below the score of spelling these names, so they are never chosen.
         unreachable_score = min(score for _, score in scores) - 1000.0
-        return models.Unigram(
-            [*((piece, unreachable_score) for piece in reserved), *scores], UNK, bool(byte_pieces)
-        )
+        return models.Unigram([*((piece, unreachable_score) for piece in reserved), *scores], UNK, bool(byte_pieces))
     by_id = sorted(trained_model["vocab"], key=trained_model["vocab"].__getitem__)
     if WORD_END in by_id:
         by_id.remove(WORD_END)
@@ -245,8 +228,7 @@ def _stabilize_scores(scores: list[tuple[str, float]]) -> list[tuple[str, float]
     lowest = min(score for _, score in scores)
     spread = 0.0001 * (sum(len(piece) == 1 for piece, _ in scores) + 1)
     stable = [
-        (piece, round(lowest if len(piece) == 1 and score < lowest + spread else score, 4))
-        for piece, score in scores
+        (piece, round(lowest if len(piece) == 1 and score < lowest + spread else score, 4)) for piece, score in scores
     ]
     return sorted(stable, key=lambda item: (-item[1], item[0]))
 

@@ -75,8 +75,7 @@ class SegmentedText:
     @property
     def sentences(self) -> list[tuple[str, ...]]:
         return [
-            self.words[start:end]
-            for start, end in zip(self.sentence_bounds, self.sentence_bounds[1:], strict=False)
+            self.words[start:end] for start, end in zip(self.sentence_bounds, self.sentence_bounds[1:], strict=False)
         ]
 
 

@@ -52,9 +52,7 @@ class WordPieceConfig:
     strip_accents: bool = False  # é becomes e; not for Korean, because it splits syllables
     max_training_examples: int = 1_000_000  # train on the first so many documents
     initial_alphabet: str = ""  # characters that are always in the vocabulary, such as ㅋㅠ
-    pretrained: str | None = (
-        None  # a run or a Hugging Face folder whose vocabulary is used instead of training one
-    )
+    pretrained: str | None = None  # a run or a Hugging Face folder whose vocabulary is used instead of training one
 
     def __post_init__(self) -> None:
         if self.vocab_size < 100:
@@ -107,16 +105,12 @@ class WordPieceTokenizer:
         """
         if iter(texts) is texts:
             raise InputError("texts is an iterator, but they are iterated twice; pass a list")
-        pipeline = _configure_backend(
-            models.WordPiece({}, unk_token=SPECIAL_TOKENS["unk"]), lowercase, strip_accents
-        )
+        pipeline = _configure_backend(models.WordPiece({}, unk_token=SPECIAL_TOKENS["unk"]), lowercase, strip_accents)
         alphabet = _choose_alphabet(texts, pipeline, vocab_size, initial_alphabet)
         # The trainer numbers the characters inside words in random order, and resolves ties between equally
         # frequent pairs by these numbers. As special tokens, they have a fixed order.
         continuations = [
-            CONTINUATION_PREFIX + character
-            for character in alphabet
-            if _can_continue_word(character, pipeline)
+            CONTINUATION_PREFIX + character for character in alphabet if _can_continue_word(character, pipeline)
         ]
         trainer = trainers.WordPieceTrainer(
             vocab_size=max(vocab_size, len(SPECIAL_TOKENS) + len(continuations) + len(alphabet)),
@@ -132,9 +126,7 @@ class WordPieceTokenizer:
         pieces = sorted(trained_vocabulary, key=trained_vocabulary.__getitem__)
         vocabulary = {piece: number for number, piece in enumerate(pieces)}
         model = models.WordPiece(vocabulary, unk_token=SPECIAL_TOKENS["unk"])
-        return cls._from_backend(
-            _configure_backend(model, lowercase, strip_accents), SPECIAL_TOKENS, "the vocabulary"
-        )
+        return cls._from_backend(_configure_backend(model, lowercase, strip_accents), SPECIAL_TOKENS, "the vocabulary")
 
     @classmethod
     def load(cls, folder: Path) -> WordPieceTokenizer:
@@ -142,8 +134,7 @@ class WordPieceTokenizer:
         folder = Path(folder)
         config = _read_optional_json(folder / "tokenizer_config.json")
         names = {
-            role: _get_token_name(config.get(f"{role}_token")) or default
-            for role, default in SPECIAL_TOKENS.items()
+            role: _get_token_name(config.get(f"{role}_token")) or default for role, default in SPECIAL_TOKENS.items()
         }
         path = folder / "tokenizer.json"
         if path.is_file():
@@ -175,15 +166,11 @@ class WordPieceTokenizer:
         missing = [name for name in special_tokens.values() if backend.token_to_id(name) is None]
         if missing:
             expected = ", ".join(special_tokens.values())
-            raise InputError(
-                f"{source} lacks {', '.join(missing)}; a vocabulary of BERT has all of: {expected}"
-            )
+            raise InputError(f"{source} lacks {', '.join(missing)}; a vocabulary of BERT has all of: {expected}")
         backend.no_padding()
         backend.no_truncation()
         backend.add_special_tokens(list(special_tokens.values()))
-        cls_, sep = (
-            (special_tokens[role], backend.token_to_id(special_tokens[role])) for role in ("cls", "sep")
-        )
+        cls_, sep = ((special_tokens[role], backend.token_to_id(special_tokens[role])) for role in ("cls", "sep"))
         backend.post_processor = processors.TemplateProcessing(
             single=f"{cls_[0]}:0 $A:0 {sep[0]}:0",
             pair=f"{cls_[0]}:0 $A:0 {sep[0]}:0 $B:1 {sep[0]}:1",
@@ -240,14 +227,10 @@ class WordPieceTokenizer:
 
         With ``allow_special``, "[MASK]" in a text is a mask.
         """
-        encoded = self._encode_batch(
-            texts, allow_special=allow_special, is_pretokenized=False, with_offsets=False
-        )
+        encoded = self._encode_batch(texts, allow_special=allow_special, is_pretokenized=False, with_offsets=False)
         return [encoding.ids for encoding in encoded]
 
-    def encode_with_offsets(
-        self, text: str | Sequence[str], *, allow_special: bool = False
-    ) -> WordPieceEncoding:
+    def encode_with_offsets(self, text: str | Sequence[str], *, allow_special: bool = False) -> WordPieceEncoding:
         """The pieces of a text, or of a list of words, with their offsets."""
         return self.encode_batch_with_offsets([text], allow_special=allow_special)[0]
 
@@ -262,9 +245,7 @@ class WordPieceTokenizer:
         )
         return [WordPieceEncoding(encoding.ids, encoding.offsets, encoding.word_ids) for encoding in encoded]
 
-    def join_segments(
-        self, first: Sequence[int], second: Sequence[int] | None = None
-    ) -> tuple[list[int], list[int]]:
+    def join_segments(self, first: Sequence[int], second: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
         """Add [CLS] and [SEP] to one or two sequences of ids. Returns the ids and their segments.
 
         >>> WordPieceTokenizer.train(["a b"], vocab_size=100).join_segments([7], [8, 9])
@@ -295,9 +276,7 @@ class WordPieceTokenizer:
     @functools.cached_property
     def is_continuation(self) -> NDArray[np.bool_]:
         """Whether each id continues the word of the previous piece."""
-        return np.array(
-            [token.startswith(CONTINUATION_PREFIX) for token in self.ids_to_tokens(range(self.vocab_size))]
-        )
+        return np.array([token.startswith(CONTINUATION_PREFIX) for token in self.ids_to_tokens(range(self.vocab_size))])
 
     @property
     def fingerprint(self) -> str:
@@ -317,9 +296,7 @@ class WordPieceTokenizer:
         backend = self.backend if allow_special else self._plain_backend
         encode = backend.encode_batch if with_offsets else backend.encode_batch_fast
         try:
-            encodings: list[Any] = encode(
-                list(texts), is_pretokenized=is_pretokenized, add_special_tokens=False
-            )
+            encodings: list[Any] = encode(list(texts), is_pretokenized=is_pretokenized, add_special_tokens=False)
         except TypeError:
             invalid = next((text for text in texts if not _is_valid_text(text)), None)
             raise InputError(f"{invalid!r} is not a string that can be encoded in UTF-8") from None
@@ -356,9 +333,7 @@ def _choose_alphabet(
     counts = np.zeros(0x110000, np.int64)
     for text in texts:
         normalized = pipeline.normalizer.normalize_str(text)
-        codes, code_counts = np.unique(
-            np.frombuffer(normalized.encode("utf-32-le"), np.uint32), return_counts=True
-        )
+        codes, code_counts = np.unique(np.frombuffer(normalized.encode("utf-32-le"), np.uint32), return_counts=True)
         counts[codes] += code_counts
     spaces = [code for code in np.flatnonzero(counts) if chr(code).isspace()]
     counts[spaces] = 0

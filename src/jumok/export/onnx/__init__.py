@@ -81,9 +81,7 @@ def write_graphs(model: nn.Module, folder: Path) -> float:
     """Write the graphs of a model on the CPU to an existing folder. Returns their largest difference."""
     for name, weight in model.named_parameters():
         if not weight.isfinite().all():
-            raise InputError(
-                f"{name} contains NaN or infinity: the training has diverged; use earlier weights"
-            )
+            raise InputError(f"{name} contains NaN or infinity: the training has diverged; use earlier weights")
     if isinstance(model, translator_graphs.TranslatorModel):
         translator = translator_graphs.remove_weight_norm(model)
         for name, graph in translator_graphs.build_graphs(translator).items():
@@ -107,9 +105,7 @@ def _compare_outputs(model: Any, folder: Path, lengths: tuple[int, ...]) -> floa
     expected = encoder_graphs.compute_expected_outputs(model, batch)
     if is_bert:  # the outputs at padding are undefined
         is_valid = batch.tokens.valid_mask
-        token_outputs = {
-            name for name, x in expected.items() if x.dim() > 1 and x.shape[:2] == batch.segments.shape
-        }
+        token_outputs = {name for name, x in expected.items() if x.dim() > 1 and x.shape[:2] == batch.segments.shape}
         outputs, expected = (
             {name: x[is_valid] if name in token_outputs else x for name, x in tensors.items()}
             for tensors in (outputs, expected)
@@ -122,13 +118,9 @@ def _compare_steps(model: Any, folder: Path, lengths: tuple[int, ...]) -> float:
     vocab_size = model.source_embedding.num_embeddings
     max_length = getattr(model, "max_length", None) or max(lengths)
     lengths = tuple(min(length, max_length) for length in lengths)
-    source = Tokens.pad(
-        [[(5 * n + 3 * i + 3) % vocab_size for i in range(length)] for n, length in enumerate(lengths)]
-    )
+    source = Tokens.pad([[(5 * n + 3 * i + 3) % vocab_size for i in range(length)] for n, length in enumerate(lengths)])
     encoder, step = (graphs.create_session(folder / f"{name}.onnx") for name in ("encoder", "step"))
-    state = graphs.run_session(
-        encoder, {"source_ids": source.ids, "source_lengths": torch.tensor(source.lengths)}
-    )
+    state = graphs.run_session(encoder, {"source_ids": source.ids, "source_lengths": torch.tensor(source.lengths)})
     expected_state = model.start(source)
     ids, max_difference = torch.full((len(lengths),), BOS), 0.0
     for _ in range(NUM_PROBE_STEPS):

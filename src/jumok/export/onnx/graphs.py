@@ -209,9 +209,7 @@ def create_session(path: Path, device: str = "auto") -> Any:
     options = ort.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.inter_op_num_threads = 1
-    options.add_session_config_entry(
-        "session.intra_op.allow_spinning", "0"
-    )  # leave idle cores to other processes
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # leave idle cores to other processes
     options.log_severity_level = 3
     return ort.InferenceSession(str(path), options, providers=providers)
 

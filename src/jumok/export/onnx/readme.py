@@ -234,9 +234,7 @@ def _select_bert_code(run: Run, model: Any, is_regression: bool) -> tuple[str, s
         description, code = "A BERT for masked words", FILL_MASK_CODE
         texts = '["the capital of france is [MASK] ."]'
         if model.nsp_head is not None:
-            notes += (
-                " The output `nsp_logits` has two columns: the second text follows the first, or it does not."
-            )
+            notes += " The output `nsp_logits` has two columns: the second text follows the first, or it does not."
     elif isinstance(model, BertSpanExtractor):
         description = "A BERT for question answering"
         code = ANSWERING_CODE.format(max_tokens=recipe.decode.max_answer_tokens)

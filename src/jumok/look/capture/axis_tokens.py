@@ -38,10 +38,7 @@ def find_token_embeddings(model: nn.Module) -> set[int]:
             except (NotImplementedError, AttributeError):
                 continue
     position_ids = {
-        id(table)
-        for module in model.modules()
-        if isinstance(module, PositionEmbedding)
-        for table in module.modules()
+        id(table) for module in model.modules() if isinstance(module, PositionEmbedding) for table in module.modules()
     }
     tables = {
         name: module
@@ -69,9 +66,7 @@ def match_lookups(
 
     def find_last(length: int) -> TokenLookup | None:
         fitting = [
-            lookup
-            for lookup in lookups
-            if lookup.ids.shape[1] == length and batch % max(1, len(lookup.ids)) == 0
+            lookup for lookup in lookups if lookup.ids.shape[1] == length and batch % max(1, len(lookup.ids)) == 0
         ]
 
         def get_rank(lookup: TokenLookup) -> tuple[int, int]:
@@ -85,9 +80,7 @@ def match_lookups(
     fitting = [
         lookup
         for lookup in lookups
-        if lookup is not query_lookup
-        and lookup.ids.shape[1] == num_keys
-        and batch % max(1, len(lookup.ids)) == 0
+        if lookup is not query_lookup and lookup.ids.shape[1] == num_keys and batch % max(1, len(lookup.ids)) == 0
     ]
     return query_lookup, fitting[-1] if fitting else None
 

@@ -55,9 +55,7 @@ class CaptureStore:
         original = score_mod
 
         def modify_scores(scores: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            return original(scores.to(device), b.to(device), h.to(device), q.to(device), k.to(device)).to(
-                scores.device
-            )
+            return original(scores.to(device), b.to(device), h.to(device), q.to(device), k.to(device)).to(scores.device)
 
         return modify_scores
 
@@ -105,11 +103,7 @@ class MergedCalls:
         if len(self.calls) > 1:
             parts = [AttentionPart.from_attention(call) for call in self.calls]
             merged = merge_parts(parts, self.first_call.key, self.first_call.scale, self.first_call.softcap)
-            lses = [
-                call.lse
-                for call in self.calls
-                if call.lse is not None and call.score_function is return_scores
-            ]
+            lses = [call.lse for call in self.calls if call.lse is not None and call.score_function is return_scores]
             if len(lses) == len(self.calls):
                 merged = replace(merged, lse=torch.cat(lses, dim=-1))
         return merged if self.sink is None else add_sink(merged, self.sink)
@@ -130,9 +124,7 @@ def is_continuation(previous: CapturedAttention, current: CapturedAttention) -> 
         )
     has_keys = previous.key.numel() > 0 and previous.key.stride()[2] != 0
     axes = (0, 1, 3)
-    has_equal_sizes = [previous.query.shape[axis] for axis in axes] == [
-        current.query.shape[axis] for axis in axes
-    ]
+    has_equal_sizes = [previous.query.shape[axis] for axis in axes] == [current.query.shape[axis] for axis in axes]
     has_equal_scaling = (previous.scale, previous.softcap) == (current.scale, current.softcap)
     if not (has_keys and has_equal_sizes and has_equal_scaling and is_same_tensor(previous.key, current.key)):
         return False
@@ -171,11 +163,7 @@ def _compute_fingerprint(x: Tensor) -> int | Tensor:
     """Return a value that changes when ``x`` is written to: its version or, without a counter, a sample."""
     if not x.is_inference():
         return x._version
-    sample = (
-        x.detach()[_sample_positions(x.shape, x.device)]
-        if x.numel() > FINGERPRINT_SIZE
-        else x.detach().clone()
-    )
+    sample = x.detach()[_sample_positions(x.shape, x.device)] if x.numel() > FINGERPRINT_SIZE else x.detach().clone()
     return sample.view(INTEGER_TYPES[sample.element_size()])  # so that NaN equals itself
 
 
@@ -190,8 +178,6 @@ def _fingerprints_match(before: int | Tensor, after: int | Tensor) -> bool:
 def _sample_positions(shape: torch.Size, device: torch.device) -> tuple[Tensor, ...]:
     """Return positions that are spread over a tensor."""
     positions = (
-        torch.arange(FINGERPRINT_SIZE, device=device)
-        * (shape.numel() // FINGERPRINT_SIZE * 2 + 1)
-        % shape.numel()
+        torch.arange(FINGERPRINT_SIZE, device=device) * (shape.numel() // FINGERPRINT_SIZE * 2 + 1) % shape.numel()
     )
     return torch.unravel_index(positions, shape)

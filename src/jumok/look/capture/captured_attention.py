@@ -44,9 +44,7 @@ class CapturedAttention:
     # Replaces scale · query keyᵀ: maps (B, H, some queries, Dq) and all keys (B, G, K, Dk) to
     # (B, H, some queries, K). It always gets the whole batch, as it may depend on the batch index and key.
     score_function: ScoreFunction | None = None
-    lse: Tensor | None = (
-        None  # (B, H, Q) natural logarithm of Σ exp(score) of each row, if the kernel returns it
-    )
+    lse: Tensor | None = None  # (B, H, Q) natural logarithm of Σ exp(score) of each row, if the kernel returns it
     _row_sums: _RowSums = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -79,9 +77,7 @@ class CapturedAttention:
 
     def compute_scores(self, batch: int, heads: AxisIndex, rows: AxisIndex, cols: AxisIndex) -> Tensor:
         """Return the scores ``(heads, rows, cols)`` of one batch index, in :attr:`dtype`; -inf: masked."""
-        heads, rows, cols = (
-            _normalize_index(x, n) for x, n in zip((heads, rows, cols), self.shape[1:], strict=True)
-        )
+        heads, rows, cols = (_normalize_index(x, n) for x, n in zip((heads, rows, cols), self.shape[1:], strict=True))
         with torch.no_grad(), torch.autocast(self.query.device.type, enabled=False):
             scores = self._compute_unmasked_scores(batch, heads, rows, cols)
             h, q, k = (_to_positions(x, scores.device) for x in (heads, rows, cols))
@@ -103,9 +99,7 @@ class CapturedAttention:
         The sum of a row needs all its keys. It is cached: once it is known, or if the kernel returns it, the
         keys that are not requested cost nothing.
         """
-        heads, rows, cols = (
-            _normalize_index(x, n) for x, n in zip((heads, rows, cols), self.shape[1:], strict=True)
-        )
+        heads, rows, cols = (_normalize_index(x, n) for x, n in zip((heads, rows, cols), self.shape[1:], strict=True))
         sums = self._row_sums.get(batch, heads, rows)
         if sums is not None:
             max_score, exp_sum = sums
@@ -138,9 +132,7 @@ class CapturedAttention:
         lse = lse.where(lse.isfinite(), 0.0)
         self._row_sums.store(batch, heads, rows, lse, torch.ones_like(lse))
 
-    def _compute_unmasked_scores(
-        self, batch: int, heads: AxisIndex, rows: AxisIndex, cols: AxisIndex
-    ) -> Tensor:
+    def _compute_unmasked_scores(self, batch: int, heads: AxisIndex, rows: AxisIndex, cols: AxisIndex) -> Tensor:
         """Return the scores before any mask, in a new tensor."""
         if self.score_function is not None:
             all_scores = self.score_function(self.query[:, :, rows], self.key)  # (B, H, rows, K)
@@ -196,9 +188,7 @@ class _RowSums:
             return None
         return self.max_score[batch][index], self.exp_sum[batch][index]
 
-    def store(
-        self, batch: int, heads: AxisIndex, rows: AxisIndex, max_score: Tensor, exp_sum: Tensor
-    ) -> None:
+    def store(self, batch: int, heads: AxisIndex, rows: AxisIndex, max_score: Tensor, exp_sum: Tensor) -> None:
         if self.is_known is None or self.max_score is None or self.exp_sum is None:
             with torch.inference_mode(False):  # otherwise only inference mode could write to them later
                 self.max_score, self.exp_sum = (
@@ -216,17 +206,13 @@ def _normalize_index(index: AxisIndex, size: int) -> AxisIndex:
         return index
     start, stop, step = index.indices(size)
     if step != 1:
-        raise InputError(
-            f"{index} is not supported for an axis of {size}; pass a slice without a step or a tensor"
-        )
+        raise InputError(f"{index} is not supported for an axis of {size}; pass a slice without a step or a tensor")
     return slice(start, max(start, stop))
 
 
 def _to_positions(index: AxisIndex, device: torch.device) -> Tensor:
     """Return the positions that ``index`` selects, ``(N,)``."""
-    return (
-        torch.arange(index.start, index.stop, device=device) if isinstance(index, slice) else index.to(device)
-    )
+    return torch.arange(index.start, index.stop, device=device) if isinstance(index, slice) else index.to(device)
 
 
 def _combine_indices(heads: AxisIndex, rows: AxisIndex) -> tuple[AxisIndex, AxisIndex]:
@@ -293,9 +279,7 @@ def _check_attention(attention: CapturedAttention) -> None:
             "one of them a batch of 1, and the heads of the queries must be a multiple of those of the keys"
         )
     if attention.score_function is None and query.shape[3] != key.shape[3]:
-        raise InputError(
-            f"queries have width {query.shape[3]}, keys {key.shape[3]}: a dot product needs the same"
-        )
+        raise InputError(f"queries have width {query.shape[3]}, keys {key.shape[3]}: a dot product needs the same")
     if mask is not None:
         fits = mask.dim() <= 4 and all(
             n in (1, size) for n, size in zip(reversed(mask.shape), reversed(attention.shape), strict=False)
@@ -303,14 +287,10 @@ def _check_attention(attention: CapturedAttention) -> None:
         if not fits:
             raise InputError(f"got a mask {tuple(mask.shape)}, which does not broadcast to {attention.shape}")
         if mask.dtype != torch.bool and not mask.is_floating_point():
-            raise InputError(
-                f"got a mask of {mask.dtype}; pass bool (True: visible) or floats that are added"
-            )
+            raise InputError(f"got a mask of {mask.dtype}; pass bool (True: visible) or floats that are added")
     if attention.window is not None and (attention.diagonal is None or attention.window < 1):
         raise InputError(
             f"window={attention.window} is invalid; it needs a diagonal to count from, and at least one key"
         )
     if lse is not None and lse.shape != attention.shape[:3]:
-        raise InputError(
-            f"got lse of shape {tuple(lse.shape)}; {attention.shape[:3]} is expected, one number per row"
-        )
+        raise InputError(f"got lse of shape {tuple(lse.shape)}; {attention.shape[:3]} is expected, one number per row")

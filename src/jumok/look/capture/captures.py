@@ -77,9 +77,7 @@ class CapturedLayer:
             return False
         if self.attention.diagonal is not None:
             return self.attention.diagonal <= max(0, num_keys - num_queries)
-        last = (
-            num_queries - 1 if num_keys >= num_queries else num_keys - 1
-        )  # the next key would be past the end
+        last = num_queries - 1 if num_keys >= num_queries else num_keys - 1  # the next key would be past the end
         if last < 1:
             return False
         rows = torch.linspace(0, last - 1, min(last, NUM_CAUSAL_SAMPLES)).long()
@@ -134,9 +132,7 @@ class CapturedLayer:
         ``rows=(0, 4)`` selects the rows from 0 to 3. See
         :func:`jumok.look.views.statistics.compute_pooled_map`.
         """
-        return statistics.compute_pooled_map(
-            self.attention, batch=batch, head=head, rows=rows, cols=cols, size=size
-        )
+        return statistics.compute_pooled_map(self.attention, batch=batch, head=head, rows=rows, cols=cols, size=size)
 
     def received_weight(self, *, batch: IndexChoice = 0, head: IndexChoice = None) -> Tensor:
         """See :func:`jumok.look.views.statistics.compute_received_weight`."""
@@ -160,9 +156,9 @@ class CapturedLayer:
             return match_lookups(self._lookups, self.name, self.shape, self.kind)[axis]
         if axis == 0 or (self.kind == "self" and self.shape[2] == self.shape[3]):
             return TokenLookup("", self.name, query_ids)
-        return match_lookups(
-            [*self._lookups, TokenLookup("", self.name, query_ids)], self.name, self.shape, self.kind
-        )[axis]
+        return match_lookups([*self._lookups, TokenLookup("", self.name, query_ids)], self.name, self.shape, self.kind)[
+            axis
+        ]
 
     def _get_ids(self, axis: int) -> Tensor | None:
         lookup = self._find_lookup(axis)
@@ -258,9 +254,9 @@ class Captures(Sequence[CapturedLayer]):
             if layer.kind == "self" and (layers is None or matches_pattern(layer.name, layers))
         ]
         is_one_forward = len({layer.forward_index for layer in selected}) == 1
-        is_unique = len(
-            {(layer.name, layer.call_index if is_one_forward else 0) for layer in selected}
-        ) == len(selected)
+        is_unique = len({(layer.name, layer.call_index if is_one_forward else 0) for layer in selected}) == len(
+            selected
+        )
         if len({layer.shape for layer in selected}) > 1 or not is_unique:
             sizes = ", ".join(f"{layer.name} {layer.shape}" for layer in selected)
             raise InputError(

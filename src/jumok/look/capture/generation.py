@@ -86,9 +86,7 @@ class GenerationCapture:
         """Add a call of a layer whose steps cannot be merged, with its own keys."""
         attention = self.observer.store.detach_attention(call.attention)
         attention = replace(attention, key=attention.key.clone())  # the model's cache may overwrite them
-        captured_layer = self.observer.build_layer(
-            layer.name, layer.kind, MergedCalls(attention, call), layer.lookups
-        )
+        captured_layer = self.observer.build_layer(layer.name, layer.kind, MergedCalls(attention, call), layer.lookups)
         self.observer.captures.calls.append(captured_layer)
 
     def slice_mask(self, mask: Tensor | None, num_keys: int) -> Tensor | None:
@@ -155,8 +153,7 @@ class GenerationCapture:
             not torch.equal(step_rows, torch.arange(len(path_step.new_keys))) for path_step, step_rows in path
         )
         parts = [
-            path_step.part.select_rows(step_rows) if has_moved else path_step.part
-            for path_step, step_rows in path
+            path_step.part.select_rows(step_rows) if has_moved else path_step.part for path_step, step_rows in path
         ]
         return merge_parts(parts, self.gather_keys(path), step.scale, step.softcap, self.mask_cache)
 
@@ -170,9 +167,7 @@ class GenerationCapture:
         Without a cache, every layer has one step, including the encoder's: the decoder's is the later one.
         """
         candidates = [
-            layer
-            for layer in self.layers.values()
-            if layer.last_step is not None and not layer.has_fixed_keys
+            layer for layer in self.layers.values() if layer.last_step is not None and not layer.has_fixed_keys
         ]
         return max(
             candidates,
@@ -180,9 +175,7 @@ class GenerationCapture:
             default=None,
         )
 
-    def _locate_returned(
-        self, decoder_layer: GenerationLayer, result: GenerateResult
-    ) -> ReturnedSequences | None:
+    def _locate_returned(self, decoder_layer: GenerationLayer, result: GenerateResult) -> ReturnedSequences | None:
         """Return where each returned sequence ended; None: all rows are returned, as they are at the end."""
         last_step, sequences = decoder_layer.last_step, getattr(result.output, "sequences", result.output)
         assert last_step is not None
@@ -202,14 +195,10 @@ class GenerationCapture:
         ] + self._list_row_tokens(last_step)
         num_per_prompt, first = len(sequences) // result.batch_size, history[0][1]
         if len(first) % result.batch_size or len(sequences) % result.batch_size:
-            raise GenerationMergeError(
-                f"{len(sequences)} sequences were returned for {result.batch_size} prompts"
-            )
+            raise GenerationMergeError(f"{len(sequences)} sequences were returned for {result.batch_size} prompts")
         prompts = first[:: len(first) // result.batch_size].repeat_interleave(num_per_prompt, 0)
         # A ``generate`` method of the model may return the generated tokens without the prompt.
-        candidates = (
-            [sequences] if result.includes_prompt else [sequences, torch.cat([prompts, sequences], dim=1)]
-        )
+        candidates = [sequences] if result.includes_prompt else [sequences, torch.cat([prompts, sequences], dim=1)]
         fits: list[ReturnedSequences] = []
         for candidate in candidates:
             ends = [
@@ -231,9 +220,7 @@ class GenerationCapture:
             ids = _require_ids(step)
             if history:
                 previous_index, previous_ids = history[-1]
-                for forward_index in sorted(
-                    t for t in self.row_parents if previous_index < t <= step.forward_index
-                ):
+                for forward_index in sorted(t for t in self.row_parents if previous_index < t <= step.forward_index):
                     previous_ids = previous_ids[self.row_parents[forward_index]]
                 ids = torch.cat([previous_ids, ids], dim=1)
             history.append((step.forward_index, ids))
@@ -242,9 +229,7 @@ class GenerationCapture:
 
 def _require_ids(step: CapturedStep) -> Tensor:
     if step.token_ids is None:
-        raise GenerationMergeError(
-            "beam search over embeddings, not tokens: it is unknown which beam was returned"
-        )
+        raise GenerationMergeError("beam search over embeddings, not tokens: it is unknown which beam was returned")
     return step.token_ids
 
 
@@ -257,9 +242,7 @@ def _find_sequence_end(
         padding = sequence[length + 1 :]  # the last token is not fed to the model, the rest is padding
         if length <= len(sequence) and bool((padding == padding[:1]).all()):
             matches = (
-                (rows[prompt_index * beam_size : (prompt_index + 1) * beam_size] == sequence[:length])
-                .all(1)
-                .nonzero()
+                (rows[prompt_index * beam_size : (prompt_index + 1) * beam_size] == sequence[:length]).all(1).nonzero()
             )
             if len(matches):
                 return forward_index, prompt_index * beam_size + int(matches[0, 0])
@@ -287,11 +270,7 @@ class GenerationLayer:
 
     @property
     def forward_indices(self) -> set[int]:
-        return (
-            set()
-            if self.last_step is None
-            else {step.forward_index for step in self.last_step.iterate_back()}
-        )
+        return set() if self.last_step is None else {step.forward_index for step in self.last_step.iterate_back()}
 
     def add_step(self, call: ObservedCall, forward_index: int, token_ids: Tensor | None) -> CapturedStep:
         attention, store = call.attention, self.generation.observer.store
@@ -350,9 +329,7 @@ class GenerationLayer:
                 raise GenerationMergeError("it attends to keys that no step has computed")
             num_past = num_stored
         if num_past < num_stored and attention.score_function is return_scores:
-            raise GenerationMergeError(
-                "it has only scores, which do not show which keys were dropped from its cache"
-            )
+            raise GenerationMergeError("it has only scores, which do not show which keys were dropped from its cache")
         # A sliding window drops the first keys, assisted decoding drops the last ones after a rejection.
         for first in dict.fromkeys((num_stored - num_past, 0)):
             order = _match_rows(stored[:, :, first : first + num_past], key[:, :, :num_past], row_order)
@@ -369,9 +346,7 @@ class GenerationLayer:
     def _restart(self) -> None:
         """Start again without keys."""
         if self.last_step is not None:
-            self.earlier_steps = (
-                [*self.earlier_steps, self.last_step] if self.last_step.previous is None else []
-            )
+            self.earlier_steps = [*self.earlier_steps, self.last_step] if self.last_step.previous is None else []
         self.last_step, self._key_buffer, self._num_keys = None, None, 0
 
     def _truncate(self, num_keys: int) -> None:
@@ -426,7 +401,5 @@ def _is_blocked_from(attention: CapturedAttention, position: int) -> bool:
     _, _, num_queries, num_keys = attention.shape
     if position >= num_keys:
         return True
-    scores = attention.compute_scores(
-        0, slice(0, 1), slice(num_queries - 1, num_queries), slice(position, num_keys)
-    )
+    scores = attention.compute_scores(0, slice(0, 1), slice(num_queries - 1, num_queries), slice(position, num_keys))
     return bool((scores == -torch.inf).all())

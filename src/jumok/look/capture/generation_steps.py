@@ -77,8 +77,7 @@ class GenerationAttention:
     def shape(self) -> tuple[int, int, int, int]:
         rows = sum(len(rows) for _, rows in self._final_steps)
         num_queries = max(
-            sum(previous.part.num_queries for previous in step.iterate_back())
-            for step, _ in self._final_steps
+            sum(previous.part.num_queries for previous in step.iterate_back()) for step, _ in self._final_steps
         )
         num_keys = max(step.num_keys for step, _ in self._final_steps)
         return rows, self._final_steps[0][0].part.query.shape[1], num_queries, num_keys

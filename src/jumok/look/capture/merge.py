@@ -56,9 +56,7 @@ class AttentionPart:
         if mask is not None and mask.dim() == 4 and len(mask) > 1:
             mask = mask[rows.to(mask.device)]
         batch_rows = self.batch_rows if self.batch_rows is not None else torch.arange(len(self.query))
-        return replace(
-            self, query=self.query[rows.to(self.query.device)], mask=mask, batch_rows=batch_rows[rows.cpu()]
-        )
+        return replace(self, query=self.query[rows.to(self.query.device)], mask=mask, batch_rows=batch_rows[rows.cpu()])
 
     def truncate(self, num_queries: int, num_keys: int) -> AttentionPart:
         """Return the part with its first queries and keys only."""
@@ -87,9 +85,7 @@ def merge_parts(
     starts = [0]
     for part in parts:
         starts.append(starts[-1] + part.num_queries)
-    mask, diagonal, window = _merge_masks(
-        parts, starts, key.shape[2], {} if mask_cache is None else mask_cache
-    )
+    mask, diagonal, window = _merge_masks(parts, starts, key.shape[2], {} if mask_cache is None else mask_cache)
     query, score = _merge_score_functions(parts, key.shape[2])
     return CapturedAttention(
         query, key, scale, softcap, mask, diagonal, window, _merge_score_mods(parts, starts), score
@@ -100,23 +96,15 @@ def merge_batch(attentions: Sequence[CapturedAttention]) -> CapturedAttention:
     """Merge attentions of different lengths into one batch. Padding attends to nothing."""
     num_queries, num_keys = (max(attention.shape[axis] for attention in attentions) for axis in (2, 3))
     if any(attention.score_function not in (None, return_scores) for attention in attentions):
-        raise InputError(
-            "beams of a score that is not a dot product cannot be merged; each step is in captures.calls"
-        )
+        raise InputError("beams of a score that is not a dot product cannot be merged; each step is in captures.calls")
     padded = [AttentionPart.from_attention(attention).pad_queries(num_keys) for attention in attentions]
     query = torch.cat([F.pad(queries, (0, 0, 0, num_queries - queries.shape[2])) for queries in padded])
-    key = torch.cat(
-        [F.pad(attention.key, (0, 0, 0, num_keys - attention.shape[3])) for attention in attentions]
-    )
+    key = torch.cat([F.pad(attention.key, (0, 0, 0, num_keys - attention.shape[3])) for attention in attentions])
     first = attentions[0]
-    is_uniform = (
-        len({(attention.shape[2:], attention.diagonal, attention.window) for attention in attentions}) == 1
-    )
+    is_uniform = len({(attention.shape[2:], attention.diagonal, attention.window) for attention in attentions}) == 1
     mask, diagonal, window = None, first.diagonal, first.window
     if not is_uniform or any(attention.mask is not None for attention in attentions):
-        masks = _unify_masks(
-            [_build_part_mask(AttentionPart.from_attention(attention)) for attention in attentions]
-        )
+        masks = _unify_masks([_build_part_mask(AttentionPart.from_attention(attention)) for attention in attentions])
         blocked = False if masks[0].dtype == torch.bool else -torch.inf
         mask = torch.cat(
             [
@@ -206,17 +194,12 @@ def _unify_masks(masks: list[Tensor]) -> list[Tensor]:
     float_dtype = next((mask.dtype for mask in masks if mask.dtype != torch.bool), None)
     if float_dtype is None:
         return masks
-    return [
-        torch.where(mask, 0.0, -torch.inf).to(float_dtype) if mask.dtype == torch.bool else mask
-        for mask in masks
-    ]
+    return [torch.where(mask, 0.0, -torch.inf).to(float_dtype) if mask.dtype == torch.bool else mask for mask in masks]
 
 
 def _build_part_mask(part: AttentionPart) -> Tensor:
     """Return the mask of one part, ``(B or 1, H or 1, Q, K)``, including its diagonal and window."""
-    row_indices, col_indices = (
-        torch.arange(n, device=part.query.device) for n in (part.num_queries, part.num_keys)
-    )
+    row_indices, col_indices = (torch.arange(n, device=part.query.device) for n in (part.num_queries, part.num_keys))
     visible = torch.ones(part.num_queries, part.num_keys, dtype=torch.bool, device=part.query.device)
     if part.diagonal is not None:
         visible = col_indices <= row_indices[:, None] + part.diagonal
@@ -252,16 +235,12 @@ def _merge_score_mods(parts: Sequence[AttentionPart], starts: Sequence[int]) -> 
     return modify_scores
 
 
-def _merge_score_functions(
-    parts: Sequence[AttentionPart], num_keys: int
-) -> tuple[Tensor, ScoreFunction | None]:
+def _merge_score_functions(parts: Sequence[AttentionPart], num_keys: int) -> tuple[Tensor, ScoreFunction | None]:
     """Return queries and score of all parts. If scores differ, queries carry the index of their part."""
     query = torch.cat([part.pad_queries(num_keys) for part in parts], dim=2)
     if all(part.score_function == parts[0].score_function for part in parts):
         return query, parts[0].score_function
-    part_index = torch.repeat_interleave(
-        torch.arange(len(parts)), torch.tensor([part.num_queries for part in parts])
-    )
+    part_index = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([part.num_queries for part in parts]))
     part_index = part_index.to(query.device, torch.float32)[:, None].expand(*query.shape[:3], 1)
 
     def compute_scores(rows: Tensor, keys: Tensor) -> Tensor:

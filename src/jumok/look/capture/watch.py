@@ -133,9 +133,7 @@ class CaptureObserver(Observer):
         super().on_module_exit(frame)
         if may_attend(frame.module) and not frame.has_attention and not frame.is_reported:
             is_scripted = isinstance(frame.module, torch.jit.ScriptModule)
-            problem = (
-                "is scripted and runs without Python" if is_scripted else "attends in an unsupported way"
-            )
+            problem = "is scripted and runs without Python" if is_scripted else "attends in an unsupported way"
             self._missed_by_name.add(frame.name)
             self.on_missed_attention(frame.name, f"{get_class_name(frame.module)} {problem}")
 
@@ -195,12 +193,8 @@ class CaptureObserver(Observer):
         missed = self.captures.missed_layers
         for name, reason in list(missed.items()):
             # Another call of the same layer.
-            is_other_call = (
-                name in captured_names and reason != UNUSED_REASON and name not in self._missed_by_name
-            )
-            if not self.includes_layer(name) or (
-                self._is_inside_captured(name, captured_names) and not is_other_call
-            ):
+            is_other_call = name in captured_names and reason != UNUSED_REASON and name not in self._missed_by_name
+            if not self.includes_layer(name) or (self._is_inside_captured(name, captured_names) and not is_other_call):
                 del missed[name]
         listed = "; ".join(f"{name}: {detail}" for name, detail in list(missed.items())[:8])
         if self.captures.layers:

@@ -91,9 +91,7 @@ class CaptionLayout:
     @property
     def figure_size(self) -> tuple[float, float]:
         """The width and height of the figure."""
-        width = max(
-            MIN_FIGURE_WIDTH, 2 * MARGIN + self.num_columns * (self.cell_width + PANEL_GAP) - PANEL_GAP
-        )
+        width = max(MIN_FIGURE_WIDTH, 2 * MARGIN + self.num_columns * (self.cell_width + PANEL_GAP) - PANEL_GAP)
         return width, 2 * MARGIN + self.title_height + self.num_rows * (
             self.panel_height + WORD_HEIGHT + PANEL_GAP
         ) - PANEL_GAP + NOTE_HEIGHT
@@ -102,9 +100,7 @@ class CaptionLayout:
         """Return the left and the top of a panel, counted from the upper left corner."""
         row, column = divmod(index, self.num_columns)
         left = MARGIN + column * (self.cell_width + PANEL_GAP) + (self.cell_width - self.panel_width) / 2
-        return left, MARGIN + self.title_height + row * (
-            self.panel_height + WORD_HEIGHT + PANEL_GAP
-        ) + WORD_HEIGHT
+        return left, MARGIN + self.title_height + row * (self.panel_height + WORD_HEIGHT + PANEL_GAP) + WORD_HEIGHT
 
 
 def build_caption_figure(
@@ -194,9 +190,7 @@ class CaptionDrawing:
         lowest, highest = (f"{reduce(self.weights.max(1)):.2g}" for reduce in (np.min, np.max))
         scale_end = highest if lowest == highest else f"the word’s maximum ({lowest} to {highest})"
         x, y = left + bar_width + 0.1, MARGIN + 0.055
-        note = figure.text(
-            x / width, y / height, f"attention, 0 to {scale_end}", va="center", size=8, color=GREY
-        )
+        note = figure.text(x / width, y / height, f"attention, 0 to {scale_end}", va="center", size=8, color=GREY)
         _fit_text(figure, note, width - x - MARGIN)
 
 
@@ -207,9 +201,7 @@ def overlay_weights(pixels: Pixels, weights: FloatArray, image: AttendedImage) -
     x = ((np.arange(width) + 0.5) / width - left) / (right - left)  # within the grid, from 0 to 1
     y = ((np.arange(height) + 0.5) / height - top) / (bottom - top)
     rows, columns = image.grid
-    interpolated = (
-        _build_interpolation(y, rows) @ weights.reshape(rows, columns) @ _build_interpolation(x, columns).T
-    )
+    interpolated = _build_interpolation(y, rows) @ weights.reshape(rows, columns) @ _build_interpolation(x, columns).T
     is_outside = ((y < 0) | (y > 1))[:, None] | (x < 0) | (x > 1)
     max_weight = float(weights.max())
     return blend_overlay(pixels, np.where(is_outside, 0, np.clip(interpolated / (max_weight or 1.0), 0, 1)))

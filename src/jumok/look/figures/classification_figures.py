@@ -47,11 +47,7 @@ def draw_confusion_matrix(
     """
     counts = np.asarray(counts_matrix, np.int64)
     num_classes = len(class_names)
-    if (
-        counts.shape != (num_classes, num_classes)
-        or not 1 <= num_classes <= MAX_CLASSES
-        or (counts < 0).any()
-    ):
+    if counts.shape != (num_classes, num_classes) or not 1 <= num_classes <= MAX_CLASSES or (counts < 0).any():
         raise InputError(
             f"counts of shape {counts.shape} came for {num_classes} classes; expected a row and a column "
             f"each for 1 to {MAX_CLASSES} classes, and no negative count"
@@ -78,9 +74,7 @@ def draw_confusion_matrix(
         axes.set_xticks(np.arange(num_classes) + 0.5, labels)
         rotate_long_labels(figure, axes, cell)
         for row, column in np.argwhere(counts > 0):
-            _draw_cell(
-                axes, int(row), int(column), float(shares[row, column]), int(counts[row, column]), font_size
-            )
+            _draw_cell(axes, int(row), int(column), float(shares[row, column]), int(counts[row, column]), font_size)
         _draw_totals(axes, counts, min(9.5, max(6.5, 0.7 * font_size)))
         axes.set_xlabel("predicted class", size=10.5, color=GREY, labelpad=8)
         axes.set_ylabel("true class", size=10.5, color=GREY, labelpad=8)
@@ -115,14 +109,10 @@ def draw_reliability_diagram(
         axes = figure.add_axes((0, 0.24, 1, 0.76))
         counts_axes = figure.add_axes((0, 0, 1, 0.19), sharex=axes)
         axes.plot([0, 1], [0, 1], color=GREY, linewidth=1.1, dashes=(4, 3), zorder=1)
-        points = np.array(
-            [(calibration_bin.confidence, calibration_bin.accuracy) for calibration_bin in bins]
-        )
+        points = np.array([(calibration_bin.confidence, calibration_bin.accuracy) for calibration_bin in bins])
         for calibration_bin in bins:
             colour = (
-                OVERCONFIDENT_COLOUR
-                if calibration_bin.accuracy < calibration_bin.confidence
-                else UNDERCONFIDENT_COLOUR
+                OVERCONFIDENT_COLOUR if calibration_bin.accuracy < calibration_bin.confidence else UNDERCONFIDENT_COLOUR
             )
             bottom, height = (
                 sorted((calibration_bin.accuracy, calibration_bin.confidence))[0],
@@ -140,9 +130,7 @@ def draw_reliability_diagram(
                 zorder=0,
             )
             low, high = _compute_wilson_interval(calibration_bin)
-            axes.plot(
-                [calibration_bin.confidence] * 2, [low, high], color=INK, linewidth=0.9, alpha=0.55, zorder=2
-            )
+            axes.plot([calibration_bin.confidence] * 2, [low, high], color=INK, linewidth=0.9, alpha=0.55, zorder=2)
         axes.plot(*points.T, color=INK, linewidth=1.2, alpha=0.3, zorder=2)
         axes.plot(
             *points.T,
@@ -241,9 +229,7 @@ def _draw_counts(axes: Axes, bins: Sequence[CalibrationBin]) -> None:
     axes.grid(visible=False)
     axes.set_yticks([])
     axes.set_xlabel("confidence", size=11, color=INK, labelpad=8)
-    axes.set_ylabel(
-        f"{num_texts:,}\ntexts", size=9, color=GREY, labelpad=8, rotation=0, ha="right", va="center"
-    )
+    axes.set_ylabel(f"{num_texts:,}\ntexts", size=9, color=GREY, labelpad=8, rotation=0, ha="right", va="center")
 
 
 def _style_axes(axes: Axes) -> None:

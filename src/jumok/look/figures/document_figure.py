@@ -105,9 +105,7 @@ class GlyphCache:
     def measure_width(self, text: str) -> float:
         """Return the width in points."""
         if text not in self._widths:
-            self._widths[text] = float(
-                self._text_to_path.get_text_width_height_descent(text, self._font, False)[0]
-            )
+            self._widths[text] = float(self._text_to_path.get_text_width_height_descent(text, self._font, False)[0])
         return self._widths[text]
 
     def get_outline(self, text: str) -> tuple[Vertices, PathCodes]:
@@ -143,9 +141,7 @@ class DocumentCanvas:
         if parts := _format_prediction(self.document):
             x = 0.0
             for n, (text, colour) in enumerate(parts):
-                x += (
-                    self._write_text(x, self._truncate(text, TEXT_WIDTH / 4), colour, 1.0 if n else 1.15) + 16
-                )
+                x += self._write_text(x, self._truncate(text, TEXT_WIDTH / 4), colour, 1.0 if n else 1.15) + 16
             self.y += SPACING["prediction"]
 
     def draw_hop_title(self, name: str) -> None:
@@ -155,9 +151,7 @@ class DocumentCanvas:
     def draw_sentences(self, weights: FloatArray, sentence_weights: FloatArray) -> None:
         """Draw all sentences, shaded."""
         document, offsets = self.document, self.document.sentence_offsets
-        max_weights = (
-            np.maximum.reduceat(weights, offsets[:-1]) if self.is_per_sentence else np.full(1, weights.max())
-        )
+        max_weights = np.maximum.reduceat(weights, offsets[:-1]) if self.is_per_sentence else np.full(1, weights.max())
         max_sentence_weight = float(sentence_weights.max()) or 1.0
         boxes: list[Box] = []
         shades: list[float] = []
@@ -198,10 +192,7 @@ class DocumentCanvas:
         separators = ["", *document.separators[first + 1 : last]]
         words = [_replace_unprintable(word) for word in document.words[first:last]]
         placed = wrap_words(words, separators, self.glyphs.measure_width, TEXT_WIDTH)
-        return [
-            replace(word, word_index=first + word.word_index)
-            for word in reorder_bidirectional(placed, TEXT_WIDTH)
-        ]
+        return [replace(word, word_index=first + word.word_index) for word in reorder_bidirectional(placed, TEXT_WIDTH)]
 
     def _truncate(self, text: str, max_width: float) -> str:
         """Return the text on one line, truncated to a width."""
@@ -212,15 +203,11 @@ class DocumentCanvas:
             text = text[:-1]
         return f"{text}…"
 
-    def _write_text(
-        self, x: float, text: str, colour: str, size: float = 1.0, y: float | None = None
-    ) -> float:
+    def _write_text(self, x: float, text: str, colour: str, size: float = 1.0, y: float | None = None) -> float:
         """Write text centred at the height ``y`` (default: the current line). Returns its width."""
         vertices, codes = self.glyphs.get_outline(text)
         offset = np.array([x, (self.y if y is None else y) + 0.37 * FONT_SIZE * size], np.float32)
-        self.outlines.setdefault(colour, []).append(
-            (offset + vertices * np.array([size, -size], np.float32), codes)
-        )
+        self.outlines.setdefault(colour, []).append((offset + vertices * np.array([size, -size], np.float32), codes))
         return self.glyphs.measure_width(text) * size
 
     def _draw_bar(self, weight: float, share: float) -> None:
@@ -228,9 +215,7 @@ class DocumentCanvas:
 
         right, label = self.text_left - BAR_GAP, f"{weight:.2g}" if weight >= 5e-4 else "0"  # short
         self._write_text(right - BAR_WIDTH - 5 - 0.7 * self.glyphs.measure_width(label), label, GREY, 0.7)
-        bar = Rectangle(
-            (right - BAR_WIDTH * share, self.y - 3.5), BAR_WIDTH * share, 7, color=COLOURS[0], lw=0
-        )
+        bar = Rectangle((right - BAR_WIDTH * share, self.y - 3.5), BAR_WIDTH * share, 7, color=COLOURS[0], lw=0)
         self.axes.add_artist(bar)
         self.axes.add_artist(Rectangle((right, self.y - 5), 0.8, 10, color="#c9ced6", lw=0))
 
@@ -308,12 +293,10 @@ def _reorder_line(
     base = -1 if is_right_to_left else 1
     own_directions = [direction for _, direction in row]
     # A neutral word, like a comma, takes the direction of its neighbours if they agree, else of the line.
-    before = list(
-        accumulate(own_directions, lambda previous, direction: direction or previous, initial=base)
-    )[1:]
-    after = list(
-        accumulate(reversed(own_directions), lambda previous, direction: direction or previous, initial=base)
-    )[:0:-1]
+    before = list(accumulate(own_directions, lambda previous, direction: direction or previous, initial=base))[1:]
+    after = list(accumulate(reversed(own_directions), lambda previous, direction: direction or previous, initial=base))[
+        :0:-1
+    ]
     directions = [a if a == b else base for a, b in zip(before, after, strict=True)]
     runs = [list(run) for _, run in groupby(range(len(row)), key=lambda n: directions[n])]
     display_order = [n for run in runs[::base] for n in (run if directions[run[0]] > 0 else run[::-1])]
@@ -356,9 +339,7 @@ def _replace_unprintable(word: str) -> str:
 def _get_direction(text: str) -> int:
     """Return 1 for left to right, -1 for right to left, 0 for neutral."""
     categories = (unicodedata.bidirectional(c) for c in text)
-    return next(
-        ({"L": 1, "R": -1, "AL": -1}[category] for category in categories if category in ("L", "R", "AL")), 0
-    )
+    return next(({"L": 1, "R": -1, "AL": -1}[category] for category in categories if category in ("L", "R", "AL")), 0)
 
 
 def _format_prediction(document: AttendedDocument) -> list[tuple[str, str]]:

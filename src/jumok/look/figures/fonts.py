@@ -109,9 +109,7 @@ def _load_characters(name: str) -> frozenset[str]:
 def _warn_missing_glyphs(characters: str) -> None:
     """Warn once about characters that cannot be drawn."""
     is_korean = any("가" <= c <= "힣" or "ㄱ" <= c <= "ㆎ" for c in characters)
-    remedy = (
-        "pip install koreanize-matplotlib" if is_korean else "install one, of the Noto family for example"
-    )
+    remedy = "pip install koreanize-matplotlib" if is_korean else "install one, of the Noto family for example"
     listed = characters if len(characters) <= 20 else f"{characters[:20]}…"
     # The stack level is that of the caller of the drawing function.
     warnings.warn(f"no installed font has {listed!r}, boxes are drawn instead: {remedy}", stacklevel=6)

@@ -190,9 +190,7 @@ def _open_figure(texts: Sequence[str]) -> AbstractContextManager[Figure]:
         from matplotlib import style
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise MissingExtra(
-            'figures need matplotlib, which is not installed: pip install "jumok[look]"'
-        ) from error
+        raise MissingExtra('figures need matplotlib, which is not installed: pip install "jumok[look]"') from error
     # Start from matplotlib's defaults, so that no style interferes; a dollar sign in a word is not a formula.
     settings = {"font.family": fonts.find_font_families(texts), "text.parse_math": False}
 
@@ -283,9 +281,7 @@ def _merge_bins(curves: Mapping[str, Sequence[LengthBin]]) -> list[LengthBin]:
     return [merged[key] for key in sorted(merged, key=lambda key: key[0])]
 
 
-def _check_links(
-    gold_links: Iterable[tuple[int, int]], num_rows: int, num_columns: int
-) -> list[tuple[int, int]]:
+def _check_links(gold_links: Iterable[tuple[int, int]], num_rows: int, num_columns: int) -> list[tuple[int, int]]:
     links = sorted(gold_links)
     for source, target in links:
         if not (0 <= source < num_columns and 0 <= target < num_rows):
@@ -309,9 +305,7 @@ def _get_scale_max(weights: NDArray[np.float64]) -> float:
 
 
 def _to_array(weights: Tensor | NDArray[np.floating], num_rows: int, num_columns: int) -> NDArray[np.float64]:
-    array = (
-        weights.detach().double().cpu().numpy() if isinstance(weights, Tensor) else np.asarray(weights, float)
-    )
+    array = weights.detach().double().cpu().numpy() if isinstance(weights, Tensor) else np.asarray(weights, float)
     if array.shape != (num_rows, num_columns) or not array.size:
         raise InputError(
             f"weights of shape {array.shape} came with {num_rows} rows and {num_columns} columns; expected "

@@ -131,9 +131,7 @@ class SpeechDrawing:
 
     def draw(self, figure: Figure) -> None:
         plot_width = min(MAX_PLOT_WIDTH, max(MIN_PLOT_WIDTH, WIDTH_PER_SECOND * self.duration))
-        alignment_height = min(
-            MAX_ALIGNMENT_HEIGHT, max(MIN_ALIGNMENT_HEIGHT, HEIGHT_PER_SYMBOL * len(self.symbols))
-        )
+        alignment_height = min(MAX_ALIGNMENT_HEIGHT, max(MIN_ALIGNMENT_HEIGHT, HEIGHT_PER_SYMBOL * len(self.symbols)))
         plot_height = alignment_height + PLOT_GAP + SPECTROGRAM_HEIGHT
         figure.set_size_inches(plot_width, plot_height)  # labels are added when it is saved
         alignment_axes = figure.add_axes((0, 0, 1, alignment_height / plot_height))
@@ -203,9 +201,7 @@ class SpeechDrawing:
         bar_axes.tick_params(length=0, labelsize=8, labelcolor=GREY, pad=3)
         bar_axes.minorticks_off()
 
-    def _draw_style_tokens(
-        self, figure: Figure, style: StyleTokenWeights, width: float, height: float
-    ) -> None:
+    def _draw_style_tokens(self, figure: Figure, style: StyleTokenWeights, width: float, height: float) -> None:
         """Draw a bar for each token and head, at the right, from the top down."""
         num_heads, num_tokens = style.weights.shape
         axes_height = min(height, max(0.6, HEIGHT_PER_TOKEN * num_tokens))
@@ -220,9 +216,7 @@ class SpeechDrawing:
         bar_height = 0.78 / num_heads
         for head, weights in enumerate(style.weights):
             positions = np.arange(num_tokens) + (head - (num_heads - 1) / 2) * bar_height
-            axes.barh(
-                positions, weights, 0.86 * bar_height, color=COLOURS[0], alpha=1 if num_heads == 1 else 0.85
-            )
+            axes.barh(positions, weights, 0.86 * bar_height, color=COLOURS[0], alpha=1 if num_heads == 1 else 0.85)
         axes.axvline(0, color=GREY, linewidth=0.8)
         axes.set_ylim(num_tokens - 0.5, -0.5)
         font_size = min(10.0, 72 * 0.62 * axes_height / num_tokens)

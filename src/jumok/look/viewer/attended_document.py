@@ -103,9 +103,7 @@ def document_to_json(document: AttendedDocument) -> dict[str, Any]:
         "sentence_weights": None
         if document.sentence_weights is None
         else _pack_base64(document.sentence_weights[None]),
-        "class_probabilities": [
-            [label, float(probability)] for label, probability in document.class_probabilities
-        ],
+        "class_probabilities": [[label, float(probability)] for label, probability in document.class_probabilities],
         "label": document.label,
     }
 
@@ -156,9 +154,7 @@ def _check_sentence_offsets(offsets: Sequence[int], num_words: int) -> None:
 
 def _check_weights(name: str, weights: FloatArray, num_axes: int, length: int, expected: str) -> None:
     if weights.ndim != num_axes or weights.shape[-1] != length or not weights.size:
-        raise InputError(
-            f"{name} of shape {weights.shape} came; expected {expected}, the last of them {length}"
-        )
+        raise InputError(f"{name} of shape {weights.shape} came; expected {expected}, the last of them {length}")
     invalid = ~np.isfinite(weights) | (weights < 0)
     if invalid.any():
         index = tuple(int(n) for n in np.argwhere(invalid)[0])
@@ -169,11 +165,8 @@ def _check_weights(name: str, weights: FloatArray, num_axes: int, length: int, e
 def _check_probabilities(probabilities: Sequence[tuple[str, float]]) -> None:
     for n, (label, probability) in enumerate(probabilities):
         if not 0 <= probability <= 1 + 1e-6:  # also false for NaN
-            raise InputError(
-                f"class_probabilities[{n}], {label!r}, has the probability {probability}; expected 0 to 1"
-            )
+            raise InputError(f"class_probabilities[{n}], {label!r}, has the probability {probability}; expected 0 to 1")
         if n and probability > probabilities[n - 1][1] + 1e-6:
             raise InputError(
-                f"class_probabilities[{n}], {label!r}, is larger than the one before; expected descending "
-                "order"
+                f"class_probabilities[{n}], {label!r}, is larger than the one before; expected descending order"
             )

@@ -91,8 +91,7 @@ class AttendedImage:
 def matches_any_layer(image: AttendedImage, layers: Sequence[ViewerLayer]) -> bool:
     """Return whether the keys of any layer are the patches of the image. Same rule as in manifest.js."""
     return any(
-        layer.shape[1] == image.num_keys and "causal" not in layer.kind and layer.kind != "channel"
-        for layer in layers
+        layer.shape[1] == image.num_keys and "causal" not in layer.kind and layer.kind != "channel" for layer in layers
     )
 
 
@@ -109,8 +108,7 @@ def explain_no_match(image: AttendedImage, layers: Sequence[ViewerLayer]) -> str
     extra = next((n for layer in layers if (n := layer.shape[1] - rows * cols) in range(1, 9)), None)
     if extra not in (None, image.num_prefix_keys):
         reason += (
-            f". If {extra} of the keys come before the patches, as a class token does, pass "
-            f"num_prefix_keys={extra}"
+            f". If {extra} of the keys come before the patches, as a class token does, pass num_prefix_keys={extra}"
         )
     return reason
 

@@ -77,9 +77,7 @@ def format_for_terminal(example: MisclassifiedText, *, use_colours: bool) -> Tex
     for word, separator, strength in _iterate_words(example, MAX_TERMINAL_WORDS):
         output.append(separator)
         style = (
-            next((style for threshold, style in TERMINAL_STYLES if strength >= threshold), "")
-            if use_colours
-            else ""
+            next((style for threshold, style in TERMINAL_STYLES if strength >= threshold), "") if use_colours else ""
         )
         output.append(_replace_controls(word), style)
     top_words = ", ".join(
@@ -132,9 +130,7 @@ def _render_item(example: MisclassifiedText) -> str:
     for word, separator, strength in _iterate_words(example, MAX_PAGE_WORDS):
         level = int(NUM_SHADES * strength + 0.5)
         escaped = _escape_text(word)
-        parts.append(
-            _escape_text(separator) + (f'<mark class="w{level}">{escaped}</mark>' if level else escaped)
-        )
+        parts.append(_escape_text(separator) + (f'<mark class="w{level}">{escaped}</mark>' if level else escaped))
     top_words = " · ".join(
         f"<bdi>{_escape_text(word)}</bdi> {weight:.3f}" for word, weight in find_top_words(example.document)
     )
@@ -189,9 +185,7 @@ def _escape_text(text: str) -> str:
 def _build_style_sheet() -> str:
     """Return the style sheet. On a light page high weights are dark, on a dark page they are light."""
     levels = range(1, NUM_SHADES + 1)
-    light = "\n".join(
-        f".w{n} {{ background: {SHADES[n]}; color: {'#fff' if n > 4 else '#1c2027'}; }}" for n in levels
-    )
+    light = "\n".join(f".w{n} {{ background: {SHADES[n]}; color: {'#fff' if n > 4 else '#1c2027'}; }}" for n in levels)
     dark = "\n".join(
         f"  .w{n} {{ background: {SHADES[-n]}; color: {'#fff' if n <= 4 else '#10141a'}; }}" for n in levels
     )

@@ -69,9 +69,7 @@ def render_html(
     if detail < TILE_SIZE:
         raise InputError(f"detail={detail} came; expected at least {TILE_SIZE} cells a side")
     # A file cannot synthesise speech.
-    selected = [
-        replace(_select_heads(item, heads), resynthesize=None) for item in as_viewer_data_tuple(viewer_data)
-    ]
+    selected = [replace(_select_heads(item, heads), resynthesize=None) for item in as_viewer_data_tuple(viewer_data)]
     manifest = build_manifest(selected)
     for item, entry in zip(selected, manifest["data"], strict=True):
         for layer, layer_entry in zip(item.layers, entry["layers"], strict=True):

@@ -100,11 +100,7 @@ def _model_class(folder: Path, config: Any) -> Any:
     import transformers
 
     is_encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
-    mapping = (
-        transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
-        if is_encoder_decoder
-        else transformers.MODEL_MAPPING
-    )
+    mapping = transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if is_encoder_decoder else transformers.MODEL_MAPPING
     name = next(iter(getattr(config, "architectures", None) or ()), "")
     if type(config) in mapping and not name.endswith("EncoderModel"):  # T5EncoderModel has no decoder
         model_class = mapping[type(config)]
@@ -246,9 +242,7 @@ def _silence_transformers() -> Iterator[None]:
 def _check_length(model: Any, num_tokens: int) -> None:
     max_tokens = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if max_tokens is not None and num_tokens > max_tokens:
-        raise InputError(
-            f"the text has {num_tokens} tokens, and this model takes {max_tokens} at most; shorten it"
-        )
+        raise InputError(f"the text has {num_tokens} tokens, and this model takes {max_tokens} at most; shorten it")
 
 
 def _build_decoder_input(model: Any, tokenizer: Any, encoded: Any, target: str | None) -> torch.Tensor:
@@ -259,8 +253,6 @@ def _build_decoder_input(model: Any, tokenizer: Any, encoded: Any, target: str |
     labels = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(model.device)
     start = model.generation_config.decoder_start_token_id
     if start is None:
-        raise InputError(
-            "config.json names no decoder_start_token_id, with which --target has to begin: add it"
-        )
+        raise InputError("config.json names no decoder_start_token_id, with which --target has to begin: add it")
     start_ids = torch.full_like(labels[:, :1], start)
     return torch.cat([start_ids, labels[:, :-1]], dim=1)

@@ -71,9 +71,7 @@ def build_app(
         raise MissingExtra(MISSING_EXTRA_MESSAGE) from error
 
     items = as_viewer_data_tuple(viewer_data)
-    session = ViewerSession(
-        items if can_resynthesize else [replace(item, resynthesize=None) for item in items]
-    )
+    session = ViewerSession(items if can_resynthesize else [replace(item, resynthesize=None) for item in items])
     manifest = _encode_json(session.build_manifest())
     tiles = _TileCache(session, cache_bytes)
     waiting: set[Request] = set()

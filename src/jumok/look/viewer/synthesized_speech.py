@@ -123,11 +123,7 @@ class StyleTokenWeights:
 
     def check_weights(self, values: Any) -> list[float]:
         """Check weights that a viewer requests: one for each token, within the limits of its slider."""
-        if (
-            not isinstance(values, Sequence)
-            or isinstance(values, str | bytes)
-            or len(values) != len(self.names)
-        ):
+        if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) != len(self.names):
             raise InputError(f"weights={str(values)[:40]} came; expected a list of {len(self.names)} numbers")
         for name, weight in zip(self.names, values, strict=True):
             is_number = isinstance(weight, int | float) and not isinstance(weight, bool)

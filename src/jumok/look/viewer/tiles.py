@@ -99,9 +99,7 @@ class TileRequest:
         """Check that the rectangle lies within a map of this shape and that the response is not too large."""
         for name, (first, last), end in (("rows", self.rows, shape[0]), ("cols", self.cols, shape[1])):
             if not 0 <= first < last <= end:
-                raise InputError(
-                    f"{name}={first},{last} came; expected two numbers first < last within 0,{end}"
-                )
+                raise InputError(f"{name}={first},{last} came; expected two numbers first < last within 0,{end}")
         if not 1 <= self.size <= 1024:
             raise InputError(f"size={self.size} came; expected 1 to 1024 cells a side")
         num_cells = (self.rows[1] - self.rows[0]) * (self.cols[1] - self.cols[0])

@@ -58,31 +58,23 @@ def save_view(
         from jumok.look.viewer import html_file
 
         selected = {item.name: item.heads if head is None else [head] for item in layers}
-        return html_file.save_html(
-            [data, *second], path, heads=None if layer is None and head is None else selected
-        )
+        return html_file.save_html([data, *second], path, heads=None if layer is None and head is None else selected)
     _check_output_path(path, bool(second))
     cross_layers = [item for item in layers if item.kind == "cross"]
-    speech_layers = [
-        item for item in layers if data.speech is not None and item.shape[0] == data.speech.num_steps
-    ]
+    speech_layers = [item for item in layers if data.speech is not None and item.shape[0] == data.speech.num_steps]
     shown_layer = (speech_layers or cross_layers or layers)[-1]
     if (image := data.image) is not None and _is_caption(shown_layer, image):
         words = list(shown_layer.row_labels or map(str, range(shown_layer.shape[0])))[: shown_layer.shape[0]]
         return draw_caption(image, words, _compute_mean_weights(shown_layer, head), path, title=data.title)
     if (speech := data.speech) is not None and shown_layer.shape[0] == speech.num_steps:
-        symbols = list(shown_layer.col_labels or map(str, range(shown_layer.shape[1])))[
-            : shown_layer.shape[1]
-        ]
+        symbols = list(shown_layer.col_labels or map(str, range(shown_layer.shape[1])))[: shown_layer.shape[1]]
         return draw_speech(
             speech, symbols, _compute_mean_weights(shown_layer, head), path, data.style, title=data.title
         )
     return _save_heat_map(shown_layer, head, path)
 
 
-def _save_document(
-    viewer_data: Sequence[ViewerData], document: AttendedDocument, path: Path, hop: int | None
-) -> Path:
+def _save_document(viewer_data: Sequence[ViewerData], document: AttendedDocument, path: Path, hop: int | None) -> Path:
     document.get_word_weights(hop)  # raises an error if there is no such hop
     if path.suffix == ".html":
         from jumok.look.viewer import html_file
@@ -110,8 +102,7 @@ def _compute_mean_weights(layer: ViewerLayer, head: int | None) -> FloatArray:
     rows, cols = layer.shape
     heads = layer.heads if head is None else (head,)
     all_weights = [
-        to_float32_array(layer.source.weights(head_index, slice(0, rows), slice(0, cols)))
-        for head_index in heads
+        to_float32_array(layer.source.weights(head_index, slice(0, rows), slice(0, cols))) for head_index in heads
     ]
     return np.asarray(np.mean(all_weights, axis=0), np.float32)
 
@@ -119,9 +110,7 @@ def _compute_mean_weights(layer: ViewerLayer, head: int | None) -> FloatArray:
 def _save_heat_map(layer: ViewerLayer, head: int | None, path: Path) -> Path:
     rows, cols = layer.shape
     if max(rows, cols) > MAX_FIGURE_TOKENS:
-        raise InputError(
-            f"a map of {rows} × {cols} tokens is too large for a figure: use an .html file or the viewer"
-        )
+        raise InputError(f"a map of {rows} × {cols} tokens is too large for a figure: use an .html file or the viewer")
     heads = layer.heads if head is None else (head,)
     row_labels = [str(n) for n in range(rows)] if layer.row_labels is None else list(layer.row_labels)[:rows]
     col_labels = [str(n) for n in range(cols)] if layer.col_labels is None else list(layer.col_labels)[:cols]

@@ -183,9 +183,7 @@ class ViewerData:
             source = ArrayWeightSource(layer_weights)
             num_heads, num_queries, num_keys = source.array.shape
             shape = (_trim_length(num_queries, row_labels), _trim_length(num_keys, col_labels))
-            layers.append(
-                ViewerLayer(name, kind, shape, tuple(range(num_heads)), source, row_labels, col_labels)
-            )
+            layers.append(ViewerLayer(name, kind, shape, tuple(range(num_heads)), source, row_labels, col_labels))
         return cls(tuple(layers), title, label, image, speech, style=style, resynthesize=resynthesize)
 
     @classmethod
@@ -233,9 +231,7 @@ class _CapturedWeightSource:
         self._received_weight: FloatArray | None = None  # of all heads, which are computed in one pass
 
     def pooled_map(self, head: int, rows: slice, cols: slice, size: int) -> WeightArray:
-        pooled: WeightArray = self.layer.pooled_map(
-            batch=self.batch_index, head=head, rows=rows, cols=cols, size=size
-        )
+        pooled: WeightArray = self.layer.pooled_map(batch=self.batch_index, head=head, rows=rows, cols=cols, size=size)
         return pooled
 
     def weights(self, head: int, rows: slice, cols: slice) -> WeightArray:
@@ -315,9 +311,7 @@ def answer_request(viewer_data: Sequence[ViewerData], request: TileRequest) -> b
     cells = to_float32_array(_compute_head(layer, heads[0], request))
     for head in heads[1:]:
         cells = cells + to_float32_array(_compute_head(layer, head, request))
-    return pack(
-        cells / np.float32(len(heads)) if len(heads) > 1 else cells, exact=request.quantity == "weights"
-    )
+    return pack(cells / np.float32(len(heads)) if len(heads) > 1 else cells, exact=request.quantity == "weights")
 
 
 def to_float32_array(weights: WeightArray) -> FloatArray:
@@ -334,9 +328,9 @@ def _compute_head(layer: ViewerLayer, head: int, request: TileRequest) -> Weight
     if request.quantity == "weights":
         return layer.source.weights(head, rows, cols)
     num_queries = layer.shape[0]
-    return to_float32_array(layer.source.received_weight(head, slice(0, num_queries)))[
-        None, cols
-    ] / np.float32(num_queries)
+    return to_float32_array(layer.source.received_weight(head, slice(0, num_queries)))[None, cols] / np.float32(
+        num_queries
+    )
 
 
 def _get_item(items: Sequence[Any], index: int, name: str) -> Any:
@@ -379,6 +373,4 @@ def _check_layer(layer: ViewerLayer) -> None:
         ("cols", layer.col_labels, layer.shape[1]),
     ):
         if texts is not None and len(texts) != length:
-            raise InputError(
-                f"{layer.name}: {len(texts)} {axis} texts came for {length} tokens; expected one each"
-            )
+            raise InputError(f"{layer.name}: {len(texts)} {axis} texts came for {length} tokens; expected one each")

@@ -55,8 +55,7 @@ def _merge_layer(layer: ViewerLayer) -> ViewerLayer:
     num_rows, num_cols = layer.shape
     if max(num_rows, num_cols) > MAX_TOKENS:
         raise InputError(
-            f"{layer.name} has {num_rows} × {num_cols} tokens; words are merged up to {MAX_TOKENS}: show "
-            "tokens"
+            f"{layer.name} has {num_rows} × {num_cols} tokens; words are merged up to {MAX_TOKENS}: show tokens"
         )
     rows, cols = list(layer.row_labels)[:num_rows], list(layer.col_labels)[:num_cols]
     row_starts, col_starts = find_word_starts(rows), find_word_starts(cols)
@@ -84,7 +83,4 @@ def _merge_layer(layer: ViewerLayer) -> ViewerLayer:
 def _join_tokens(tokens: Sequence[str], word_starts: Sequence[int]) -> list[str]:
     ends = [*word_starts[1:], len(tokens)]
     pieces = (tokens[start:end] for start, end in zip(word_starts, ends, strict=True))
-    return [
-        "".join(token.removeprefix(WORDPIECE_PREFIX) for token in word).removeprefix(SPACE_MARK)
-        for word in pieces
-    ]
+    return ["".join(token.removeprefix(WORDPIECE_PREFIX) for token in word).removeprefix(SPACE_MARK) for word in pieces]

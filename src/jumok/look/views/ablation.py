@@ -88,8 +88,7 @@ class AblationObserver(Observer):
         for name, layer_targets in targets.items():
             if name not in names:
                 raise InputError(
-                    f"the model has no layer {name!r}"
-                    f"{suggest_name(name, attention_names or names, 'Its layers')}"
+                    f"the model has no layer {name!r}{suggest_name(name, attention_names or names, 'Its layers')}"
                 )
             self.layers[name] = _parse_ablation(name, layer_targets)
         self._empty_rows: Tensor | None = None
@@ -127,9 +126,7 @@ class AblationObserver(Observer):
 
         return replace(attention, score_mod=modify_scores, lse=None)  # the kernel's lse is no longer valid
 
-    def modify_output(
-        self, name: str, attention: CapturedAttention, value: Tensor | None, out: Tensor
-    ) -> Tensor:
+    def modify_output(self, name: str, attention: CapturedAttention, value: Tensor | None, out: Tensor) -> Tensor:
         ablation = self._select_ablation(name, attention.shape, attention)
         if ablation is None:
             return out
@@ -141,9 +138,7 @@ class AblationObserver(Observer):
                     batch_index, slice(0, num_heads), rows, slice(0, num_keys)
                 )  # (H, rows, K)
                 if value is not None:
-                    values = (
-                        value[batch_index].repeat_interleave(num_heads // value.shape[1], 0).to(weights.dtype)
-                    )
+                    values = value[batch_index].repeat_interleave(num_heads // value.shape[1], 0).to(weights.dtype)
                     weights = weights @ values.where(values.isfinite(), 0)
                 out[batch_index, :, rows] = weights.to(out.dtype)
         if len(ablation.heads):
@@ -161,9 +156,7 @@ class AblationObserver(Observer):
         h, q, k = (torch.arange(n, device=scores.device) for n in scores.shape[1:])
         blocked = ablation.contains(h[:, None, None], q[:, None], k)
         # The softmax of a row without keys is undefined; its weights are set to zero afterwards.
-        self._empty_rows = (_is_masked(scores) | blocked).all(-1, keepdim=True) & blocked.any(
-            -1, keepdim=True
-        )
+        self._empty_rows = (_is_masked(scores) | blocked).all(-1, keepdim=True) & blocked.any(-1, keepdim=True)
         return scores.masked_fill(blocked, -torch.inf).masked_fill(self._empty_rows, 0.0)
 
     def modify_weights(self, name: str, weights: Tensor) -> Tensor:
@@ -179,9 +172,7 @@ class AblationObserver(Observer):
         output_weight, blocked = inputs.output_weight, inputs.blocked_mask
         if len(ablation.heads):
             output_weight = output_weight.detach().clone()
-            output_weight.unflatten(1, (attention.shape[1], -1))[
-                :, ablation.heads.to(output_weight.device)
-            ] = 0
+            output_weight.unflatten(1, (attention.shape[1], -1))[:, ablation.heads.to(output_weight.device)] = 0
         if len(ablation.query_rows):
             h, q, k = (torch.arange(n, device=output_weight.device) for n in attention.shape[1:])
             edges = ablation.contains(h[:, None, None], q[:, None], k, include_heads=False)
@@ -205,9 +196,7 @@ class AblationObserver(Observer):
         layer.has_run |= attention is not None  # scores may be no attention, which their use will show
         _, num_heads, num_queries, num_keys = shape
         invalid = [
-            h
-            for h in (*layer.heads, *(h for h, _, _ in layer.edges if h is not None))
-            if not 0 <= h < num_heads
+            h for h in (*layer.heads, *(h for h, _, _ in layer.edges if h is not None)) if not 0 <= h < num_heads
         ]
         if invalid:
             raise InputError(
@@ -237,9 +226,7 @@ class AblationObserver(Observer):
         """Return the position in the sequence of the first query and of the first key of a call."""
         frame = self.module_stack.current_frame
         is_cross = infer_kind_from_name(name, None if frame is None else frame.module) == "cross"
-        if (
-            layer.forward_index != self.module_stack.forward_index
-        ):  # the next step of a generation, or a new run
+        if layer.forward_index != self.module_stack.forward_index:  # the next step of a generation, or a new run
             is_whole = not self.is_generating or (not is_cross and num_queries == num_keys)
             layer.forward_start = layer.first_query = 0 if is_whole else layer.first_query + layer.num_queries
             layer.forward_index, layer.last_attention = self.module_stack.forward_index, attention
@@ -271,9 +258,7 @@ class AblationObserver(Observer):
                 )
             for i, edge in enumerate(layer.edges):
                 if i not in layer.matched_edges:
-                    raise InputError(
-                        f"knock_out: {name} has no edge {edge[1:]}: it lies outside its queries and keys"
-                    )
+                    raise InputError(f"knock_out: {name} has no edge {edge[1:]}: it lies outside its queries and keys")
 
 
 def _is_masked(scores: Tensor) -> Tensor:
@@ -298,9 +283,7 @@ class _CallAblation:
     ) -> _CallAblation:
         rows = sorted({query for _, query, _ in edges})
         shared = [query * num_keys + key for head, query, key in edges if head is None]
-        per_head = [
-            (head * num_queries + query) * num_keys + key for head, query, key in edges if head is not None
-        ]
+        per_head = [(head * num_queries + query) * num_keys + key for head, query, key in edges if head is not None]
         lists = (sorted(heads), rows, shared, per_head)
         a, b, c, d = (torch.tensor(x, dtype=torch.long) for x in lists)
         return cls(a, b, c, d, num_queries, num_keys)
@@ -326,9 +309,7 @@ def _parse_ablation(name: str, targets: Any) -> _LayerAblation:
         targets = [targets]
     for target in [targets] if is_single else targets:
         try:
-            if isinstance(target, bool) or (
-                isinstance(target, tuple | list) and any(type(x) is bool for x in target)
-            ):
+            if isinstance(target, bool) or (isinstance(target, tuple | list) and any(type(x) is bool for x in target)):
                 raise TypeError
             if isinstance(target, tuple | list):
                 *head, query, key = (operator.index(x) for x in target)

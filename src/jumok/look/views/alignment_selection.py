@@ -81,9 +81,7 @@ class SentencePairAttention:
         The result is ``(views, target words)``, in the order of :func:`list_alignment_views`.
         """
         weights = torch.cat([self.weights.mean(1, keepdim=True), self.weights], 1)
-        max_weights, word_ids = torch.stack(
-            [self._merge_into_words(weights, shift) for shift in (False, True)]
-        ).max(-1)
+        max_weights, word_ids = torch.stack([self._merge_into_words(weights, shift) for shift in (False, True)]).max(-1)
         return torch.where(max_weights > 0, word_ids, -1).flatten(0, 2)
 
     def _merge_into_words(self, weights: Tensor, shift: bool) -> Tensor:
@@ -133,9 +131,7 @@ def compute_agreement(forward_picks: Sequence[Tensor], backward_picks: Sequence[
     return 2 * num_common / (num_links[0] + num_links[1]).clamp(min=1)
 
 
-def compute_consistency(
-    picks: Iterable[Tensor], texts: Iterable[tuple[Sequence[str], Sequence[str]]]
-) -> Tensor:
+def compute_consistency(picks: Iterable[Tensor], texts: Iterable[tuple[Sequence[str], Sequence[str]]]) -> Tensor:
     """Return how much the linked source words tell about the target words, ``(V,)``, in nats per word.
 
     ``picks`` are ``(V, Q)`` for each sentence pair, ``texts`` their words, source and target. Each link

@@ -16,18 +16,11 @@ def gpu_unsupported_reason(attention: CapturedAttention, num_pairs: int) -> str 
     reason = triton_unsupported_reason(attention.query, uses_matmul=True)
     if reason is not None:
         return reason
-    if (
-        attention.score_function is not None
-        or attention.score_mod is not None
-        or attention.softcap is not None
-    ):
+    if attention.score_function is not None or attention.score_mod is not None or attention.softcap is not None:
         return "the scores are more than a scaled dot product"
     if attention.mask is not None and not _is_key_mask(attention.mask):
         return "the mask differs between heads or rows, or is additive"
-    if (
-        attention.key.dtype != attention.query.dtype
-        or attention.query.shape[-1] * attention.query.element_size() > 512
-    ):
+    if attention.key.dtype != attention.query.dtype or attention.query.shape[-1] * attention.query.element_size() > 512:
         return "the heads are too wide, or queries and keys have different types"
     if num_pairs < MIN_KERNEL_PAIRS:
         return "the part is small"

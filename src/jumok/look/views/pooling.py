@@ -26,9 +26,7 @@ class PoolingAxis:
     @cached_property
     def cell_indices(self) -> Tensor:
         """The cell of each position, ``(length,)``."""
-        return ((torch.arange(self.length, device=self.device) + 1) * self.num_cells - 1) // max(
-            1, self.length
-        )
+        return ((torch.arange(self.length, device=self.device) + 1) * self.num_cells - 1) // max(1, self.length)
 
     @cached_property
     def starts(self) -> Tensor:
@@ -43,8 +41,7 @@ class PoolingAxis:
     def find_cells(self, positions: slice) -> slice:
         """Return the cells that contain these positions."""
         first, last = (
-            ((position + 1) * self.num_cells - 1) // self.length
-            for position in (positions.start, positions.stop - 1)
+            ((position + 1) * self.num_cells - 1) // self.length for position in (positions.start, positions.stop - 1)
         )
         return slice(first, last + 1)
 

@@ -84,9 +84,7 @@ def _build_mean_rows(
     return out
 
 
-def _propagate_through_layer(
-    attention: CapturedAttention, batch_index: int, rows: Tensor, residual: float
-) -> Tensor:
+def _propagate_through_layer(attention: CapturedAttention, batch_index: int, rows: Tensor, residual: float) -> Tensor:
     """Map ``rows``, shares of the positions of a layer's output, to shares of the positions of its input."""
     num_heads = attention.shape[1]
     out, mass = torch.zeros_like(rows), rows.new_zeros(rows.shape[1])

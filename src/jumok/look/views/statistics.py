@@ -65,14 +65,10 @@ def compute_weights(
     (torch.Size([1, 2, 5, 7]), torch.Size([3, 7]))
     """
     choices = zip((batch, head, rows, cols), attention.shape, ("batch", "head", "rows", "cols"), strict=True)
-    (batch_indices, heads, row_index, col_index), is_single = zip(
-        *(resolve_choice(*x) for x in choices), strict=True
-    )
+    (batch_indices, heads, row_index, col_index), is_single = zip(*(resolve_choice(*x) for x in choices), strict=True)
     out = attention.new_zeros(*(count_indices(x) for x in (batch_indices, heads, row_index, col_index)))
     for i, batch_index in enumerate(list_indices(batch_indices)):
-        for chunk in iterate_row_chunks(
-            attention, batch_index, heads, row_index, col_index, include_masked=True
-        ):
+        for chunk in iterate_row_chunks(attention, batch_index, heads, row_index, col_index, include_masked=True):
             out[i, chunk.heads, chunk.rows] = chunk.weights
     return out[tuple(0 if dropped else slice(None) for dropped in is_single)]
 
@@ -113,9 +109,7 @@ def compute_pooled_map(
 
     def compute(batch_index: int, heads: AxisIndex) -> Tensor:
         if (
-            gpu_unsupported_reason(
-                attention, count_indices(heads) * count_indices(row_span) * count_indices(col_span)
-            )
+            gpu_unsupported_reason(attention, count_indices(heads) * count_indices(row_span) * count_indices(col_span))
             is None
         ):
             return pool_map_on_gpu(
@@ -147,9 +141,7 @@ def compute_received_weight(
     return _compute_each(attention, batch, head, compute)
 
 
-def compute_entropy(
-    attention: CapturedAttention, *, batch: IndexChoice = 0, head: IndexChoice = None
-) -> Tensor:
+def compute_entropy(attention: CapturedAttention, *, batch: IndexChoice = 0, head: IndexChoice = None) -> Tensor:
     """Return how widely each query distributes its attention, ``-Σ w · log w`` in nats: ``(H, Q)``.
 
     The entropy is 0 if all weight is on one key, and ``log n`` for equal weights on ``n`` keys; a row without

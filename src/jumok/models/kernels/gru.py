@@ -71,9 +71,7 @@ class GruKernelBlockSizes(NamedTuple):
 
 def choose_gru_blocks(width: int, dtype: torch.dtype) -> GruKernelBlockSizes:
     """Block sizes of both kernels for states of this width and products in this dtype."""
-    return GruKernelBlockSizes(
-        warps=4 if _next_power_of_2(width) * dtype.itemsize <= MAX_FOUR_WARP_BYTES else 8
-    )
+    return GruKernelBlockSizes(warps=4 if _next_power_of_2(width) * dtype.itemsize <= MAX_FOUR_WARP_BYTES else 8)
 
 
 def fits_weight_in_shared_memory(width: int, dtype: torch.dtype, shared_memory_bytes: int) -> bool:
@@ -86,9 +84,7 @@ def fits_weight_in_shared_memory(width: int, dtype: torch.dtype, shared_memory_b
     if side * dtype.itemsize > MAX_HELD_BYTES:
         return False
     parts = 2 if dtype == torch.float32 else 1
-    return (
-        parts * (3 * side**2 * dtype.itemsize + GruKernelBlockSizes().rows * side * 4) <= shared_memory_bytes
-    )
+    return parts * (3 * side**2 * dtype.itemsize + GruKernelBlockSizes().rows * side * 4) <= shared_memory_bytes
 
 
 def _next_power_of_2(width: int) -> int:
@@ -250,9 +246,7 @@ def gru_forward_kernel(
                 _matmul_tile(h, tl.trans(u_n)),
             )
         else:
-            a_r, a_z, m = _multiply_from_memory(
-                states_ptr, weight_ptr, last_word, last_valid, STATES, W, BW, ROWS
-            )
+            a_r, a_z, m = _multiply_from_memory(states_ptr, weight_ptr, last_word, last_valid, STATES, W, BW, ROWS)
             last_word, last_valid = word, valid
         r = _sigmoid(g_r.to(tl.float32) + (a_r + b_r), EXACT)
         z = _sigmoid(g_z.to(tl.float32) + (a_z + b_z), EXACT)
@@ -408,9 +402,7 @@ class _GruFunction(torch.autograd.Function):
         saved = gates.new_empty(len(x), directions * NUM_SAVED * width) if needs_gradient else states
         # The kernel takes two directions. A single one is passed twice, and the second is not read.
         direction_parameters = [
-            tensor.contiguous()
-            for pair in (weights_hh, biases_hh, biases_ih)
-            for tensor in (pair[0], pair[-1])
+            tensor.contiguous() for pair in (weights_hh, biases_hh, biases_ih) for tensor in (pair[0], pair[-1])
         ]
         forward_blocks, backward_blocks = blocks or (choose_gru_blocks(width, gates.dtype),) * 2
         tensors = gates, *direction_parameters, states, saved

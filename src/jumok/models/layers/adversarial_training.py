@@ -26,9 +26,7 @@ __all__ = ["adversarial_loss"]
 VectorMap = Callable[[Tensor], Tensor]
 
 
-def adversarial_loss(
-    embedding: nn.Embedding, compute_loss: Callable[[], Loss], epsilon: float, labels: Tensor
-) -> Loss:
+def adversarial_loss(embedding: nn.Embedding, compute_loss: Callable[[], Loss], epsilon: float, labels: Tensor) -> Loss:
     """Mean of ``compute_loss()`` with the vectors of ``embedding``, and with perturbed ones.
 
     The parts are those of the first loss, and "adversarial", the total of the second. ``compute_loss`` is

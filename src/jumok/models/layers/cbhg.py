@@ -67,9 +67,7 @@ class MaskedConvNorm(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
         super().__init__()
-        self.convolution = nn.Conv1d(
-            in_channels, out_channels, kernel_size, bias=False
-        )  # the norm has a bias
+        self.convolution = nn.Conv1d(in_channels, out_channels, kernel_size, bias=False)  # the norm has a bias
         self.norm = MaskedBatchNorm(out_channels)
         nn.init.xavier_uniform_(self.convolution.weight)
 

@@ -39,6 +39,4 @@ def check_ranges(
 def check_heads(width: int, num_heads: int, prefix: str = "") -> None:
     """Raise ``ValueError`` if the width is not divisible by the number of heads."""
     if width % num_heads:
-        raise ValueError(
-            f"{prefix}width={width} is not divisible by {prefix}num_heads={num_heads}; change one of them"
-        )
+        raise ValueError(f"{prefix}width={width} is not divisible by {prefix}num_heads={num_heads}; change one of them")

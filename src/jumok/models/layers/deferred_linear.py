@@ -131,9 +131,7 @@ class _DeferredLinearWeightFunction(torch.autograd.Function):
 
 class _DeferredLinearStepFunction(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, addend: Tensor | None, order_token: Tensor, linear: DeferredLinear
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, addend: Tensor | None, order_token: Tensor, linear: DeferredLinear) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, linear.weight)
         ctx.gradient_rows = linear.gradient_rows

@@ -64,9 +64,7 @@ class DepthwiseSeparableBlock(nn.Module):
 
     def __init__(self, in_channels: int, stage: EfficientNetStage) -> None:
         super().__init__()
-        self.conv_dw = SamePadConv2d(
-            in_channels, in_channels, stage.kernel_size, groups=in_channels, bias=False
-        )
+        self.conv_dw = SamePadConv2d(in_channels, in_channels, stage.kernel_size, groups=in_channels, bias=False)
         self.bn1 = nn.BatchNorm2d(in_channels, BATCH_NORM_EPS)
         self.conv_pw = nn.Conv2d(in_channels, stage.channels, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(stage.channels, BATCH_NORM_EPS)
@@ -84,9 +82,7 @@ class InvertedResidualBlock(nn.Module):
         expanded, out_channels = EXPANSION * in_channels, stage.channels
         self.conv_pw = nn.Conv2d(in_channels, expanded, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(expanded, BATCH_NORM_EPS)
-        self.conv_dw = SamePadConv2d(
-            expanded, expanded, stage.kernel_size, stride, groups=expanded, bias=False
-        )
+        self.conv_dw = SamePadConv2d(expanded, expanded, stage.kernel_size, stride, groups=expanded, bias=False)
         self.bn2 = nn.BatchNorm2d(expanded, BATCH_NORM_EPS)
         self.conv_pwl = nn.Conv2d(expanded, out_channels, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(out_channels, BATCH_NORM_EPS)

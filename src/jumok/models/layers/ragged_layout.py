@@ -117,18 +117,12 @@ class RaggedLayout:
         # For each word, in the order of steps: its step, and the rank of its sequence.
         step = np.repeat(np.arange(max_length), sizes)
         rank = np.arange(len(step)) - np.repeat(offsets, sizes)
-        starts = (
-            np.cumsum(lengths) - lengths if tokens.packed else np.arange(len(order)) * tokens.ids.shape[1]
-        )
+        starts = np.cumsum(lengths) - lengths if tokens.packed else np.arange(len(order)) * tokens.ids.shape[1]
 
         min_saved = MIN_SAVED_POSITIONS_ON_GPU if device.type == "cuda" else MIN_SAVED_POSITIONS
         bucket_starts = _find_bucket_starts(falling, min_saved)
-        shapes = [
-            (first, end - first, int(falling[first])) for first, end in itertools.pairwise(bucket_starts)
-        ]
-        row_lengths = np.repeat([length for *_, length in shapes], [rows for _, rows, _ in shapes]).astype(
-            np.int64
-        )
+        shapes = [(first, end - first, int(falling[first])) for first, end in itertools.pairwise(bucket_starts)]
+        row_lengths = np.repeat([length for *_, length in shapes], [rows for _, rows, _ in shapes]).astype(np.int64)
         row_starts = np.cumsum(row_lengths) - row_lengths
         # A row is padded with its own last word, which attention masks.
         bucket_sources = [

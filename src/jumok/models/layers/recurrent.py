@@ -62,9 +62,7 @@ def build_rnn(
     """
     rnn_class: type[RecurrentModule] = nn.GRU if cell == "gru" else nn.LSTM
     dropout = dropout if num_layers > 1 else 0.0  # PyTorch warns about dropout in a single layer
-    rnn = rnn_class(
-        input_width, width, num_layers, batch_first=True, bidirectional=bidirectional, dropout=dropout
-    )
+    rnn = rnn_class(input_width, width, num_layers, batch_first=True, bidirectional=bidirectional, dropout=dropout)
     for name, parameter in rnn.named_parameters():
         if name.startswith("bias"):
             nn.init.zeros_(parameter)
@@ -193,9 +191,7 @@ def _get_direction_suffixes(rnn: RecurrentModule) -> tuple[str, ...]:
     return ("", "_reverse") if rnn.bidirectional else ("",)
 
 
-def _get_layer_weights(
-    rnn: RecurrentModule, layer: int, suffix: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _get_layer_weights(rnn: RecurrentModule, layer: int, suffix: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return weight_ih, weight_hh, bias_ih and bias_hh of a layer in one direction."""
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     weight_ih, weight_hh, bias_ih, bias_hh = (getattr(rnn, f"{name}_l{layer}{suffix}") for name in names)
@@ -262,9 +258,7 @@ class RecurrentStepper:
             DeferredLinear(weights[0][:, known_width:]),
             *map(DeferredLinear, weights[1:], biases[1:]),
         ]
-        self.recurrent_linears = list(
-            map(DeferredLinear, get_parameters("weight_hh"), get_parameters("bias_hh"))
-        )
+        self.recurrent_linears = list(map(DeferredLinear, get_parameters("weight_hh"), get_parameters("bias_hh")))
         self.cell = lstm_cell if isinstance(rnn, nn.LSTM) else gru_cell
         self.dropout = rnn.dropout if rnn.training else 0.0
 

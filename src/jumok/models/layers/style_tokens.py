@@ -62,9 +62,7 @@ class StyleConfig:
         check_ranges(self, positive=("num_tokens", "num_heads", "width"), prefix="style.")
         check_heads(self.width, self.num_heads, prefix="style.")
         if not self.conv_channels or min(self.conv_channels) < 1:
-            raise ValueError(
-                f"style.conv_channels={self.conv_channels}: one or more numbers of 1 or more are expected"
-            )
+            raise ValueError(f"style.conv_channels={self.conv_channels}: one or more numbers of 1 or more are expected")
 
 
 class ReferenceEncoder(nn.Module):
@@ -132,9 +130,7 @@ class StyleTokens(nn.Module):
                 self.attention.project_query.weight *= QUERY_INIT_SCALE
                 self.attention.project_source.weight *= KEY_VALUE_INIT_SCALE
         for name in ("mean_weights", "default_weights"):
-            self.register_buffer(
-                name, torch.full((1, config.num_heads, config.num_tokens), 1 / config.num_tokens)
-            )
+            self.register_buffer(name, torch.full((1, config.num_heads, config.num_tokens), 1 / config.num_tokens))
 
     def forward(self, mels: Tensor, frames: Tokens) -> Tensor:
         """Styles ``(B, W)`` of recordings ``(B, T, M)``. ``frames`` holds their lengths."""

@@ -82,9 +82,7 @@ class BigramEmbedding(nn.Module):
         codes = ids.roll(1, -1) * self.vocab_size + ids
         index = torch.searchsorted(self.bigram_codes, codes).clamp(max=len(self.bigram_codes) - 1)
         bigram_ids = torch.where(self.bigram_codes[index] == codes, index + FIRST_BIGRAM, RARE_BIGRAM)
-        positions = (
-            torch.arange(ids.shape[1], device=ids.device) if tokens.positions is None else tokens.positions
-        )
+        positions = torch.arange(ids.shape[1], device=ids.device) if tokens.positions is None else tokens.positions
         has_none = (positions == 0) if tokens.packed else (positions == 0) | ~tokens.valid_mask
         return replace(tokens, ids=ids + self.vocab_size * bigram_ids.masked_fill(has_none, NO_BIGRAM))
 

@@ -37,10 +37,7 @@ def score_question_answering(
     measure = is_exact_match if config.select_by == "exact_match" else answer_f1
     by_question = np.array(
         [
-            max(
-                float(measure(text, answer, convention))
-                for answer in select_gold_answers(answers, convention)
-            )
+            max(float(measure(text, answer, convention)) for answer in select_gold_answers(answers, convention))
             for text, answers in zip(texts, gold, strict=True)
         ]
     )
@@ -87,7 +84,5 @@ def _find_reachable_answer(question: EncodedQuestion) -> str:
     that no window contains as a whole is out of reach.
     """
     span = question.answer_span
-    is_in_window = span is not None and any(
-        start <= span[0] and span[1] < end for start, end in question.windows
-    )
+    is_in_window = span is not None and any(start <= span[0] and span[1] < end for start, end in question.windows)
     return question.build_answer(*span).text if span is not None and is_in_window else ""

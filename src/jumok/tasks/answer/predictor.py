@@ -128,13 +128,9 @@ class AnswerPredictor(BertPredictor[AnswerPrediction]):
         config = self.task.recipe.evaluation
         return answer_metrics.score_question_answering(examples, predictions, encoded, config)
 
-    def _encode_questions(
-        self, questions: Sequence[AnswerExample], first_index: int | None
-    ) -> list[EncodedQuestion]:
+    def _encode_questions(self, questions: Sequence[AnswerExample], first_index: int | None) -> list[EncodedQuestion]:
         config = self.task.recipe.data
-        return self.check_encoded(
-            encode_questions(questions, self.tokenizer, self.max_tokens, config), first_index
-        )
+        return self.check_encoded(encode_questions(questions, self.tokenizer, self.max_tokens, config), first_index)
 
     def _predict_answers(
         self, questions: Sequence[AnswerExample], first_index: int | None, n_best: int
@@ -145,11 +141,7 @@ class AnswerPredictor(BertPredictor[AnswerPrediction]):
     def _predict_encoded(
         self, questions: Sequence[EncodedQuestion], n_best: int
     ) -> Iterator[tuple[tuple[ContextSpan, float], ...]]:
-        rows = [
-            build_row(question, window, self.tokenizer)
-            for question in questions
-            for window in question.windows
-        ]
+        rows = [build_row(question, window, self.tokenizer) for question in questions for window in question.windows]
         outputs = iter(zip(rows, self.compute_outputs(rows, self.model.logits), strict=True))
         for question in questions:
             answers: dict[ContextSpan, float] = {}

@@ -46,9 +46,7 @@ class AnswerTask(BertTask[AnswerExample, AnswerPredictor]):
     def input_example(self) -> str:
         return "question ||| text"
 
-    def read_examples(
-        self, data_source: DataSource, split_name: str
-    ) -> Iterator[AnswerExample | InvalidExample]:
+    def read_examples(self, data_source: DataSource, split_name: str) -> Iterator[AnswerExample | InvalidExample]:
         return squad.read_answer_examples(
             data_source, allow_unanswerable=self.recipe.data.has_unanswerable, split=split_name
         )

@@ -112,9 +112,7 @@ class CaptionService:
     def get_batch_key(self, request: CaptionRequest) -> Hashable:
         return request.beam_size, request.n_best, request.alignments
 
-    def predict(
-        self, requests: Sequence[CaptionRequest], listener: ResponseListener
-    ) -> list[CaptionResponse]:
+    def predict(self, requests: Sequence[CaptionRequest], listener: ResponseListener) -> list[CaptionResponse]:
         first = requests[0]
         predictions = self.predictor.caption_images(
             (request.image for request in requests),
@@ -126,9 +124,7 @@ class CaptionService:
         return [CaptionResponse.from_prediction(prediction, grid_size) for prediction in predictions]
 
     def build_viewer_data(self, request: CaptionRequest, response: CaptionResponse) -> list[ViewerData]:
-        return self.predictor.build_image_viewer_data(
-            request.image, response.caption, limits=self.image_limits
-        )
+        return self.predictor.build_image_viewer_data(request.image, response.caption, limits=self.image_limits)
 
     @functools.cached_property
     def _examples(self) -> list[dict[str, str]]:

@@ -24,9 +24,7 @@ def read_examples(
     if isinstance(data_source, str) and data_source in LANGUAGES:
         yield from _read_builtin(data_source, data.builtin_size)
         return
-    examples = captions.read_caption_examples(
-        data_source, split=split_name, columns=data.columns, images=data.images
-    )
+    examples = captions.read_caption_examples(data_source, split=split_name, columns=data.columns, images=data.images)
     for example in examples:
         yield from _drop_unusable_captions(recipe, example)
 
@@ -60,9 +58,7 @@ def _read_builtin(name: str, num_scenes: int) -> Iterator[CaptionExample]:
     language = LANGUAGES[name]
     for number in range(num_scenes):
         scene = (
-            draw_cached_scene(DATA_SEED, number)
-            if language == "en"
-            else scenes.draw_scene(DATA_SEED, number, language)
+            draw_cached_scene(DATA_SEED, number) if language == "en" else scenes.draw_scene(DATA_SEED, number, language)
         )
         image = BuiltinScene(DATA_SEED, number)
         yield CaptionExample(image, (scene.caption,), f"{name}:{number}", scene.boxes)

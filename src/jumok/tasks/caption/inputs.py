@@ -41,9 +41,7 @@ def read_chunks(text: str | None, *, skip_invalid: bool = False) -> Iterator[Ite
 def _list_images(text: str, path: Path) -> Iterator[str]:
     if path.is_dir():
         names = sorted(
-            str(file)
-            for file in path.rglob("*")
-            if file.suffix.lower() in IMAGE_SUFFIXES and not file.is_dir()
+            str(file) for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES and not file.is_dir()
         )
         if not names:
             raise InputError(f"{path} has no images: files that end in {', '.join(IMAGE_SUFFIXES)}")

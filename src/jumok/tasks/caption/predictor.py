@@ -186,9 +186,7 @@ class CaptionPredictor(SupervisedPredictor[CaptionPrediction, CaptionOptions]):
         first_index: int,
     ) -> Iterator[CaptionPrediction]:
         # Images are resized one at a time, so that only one large image is in memory.
-        names, squares = zip(
-            *((name, self.preprocess_image(pixels)) for name, pixels in named_pixels), strict=True
-        )
+        names, squares = zip(*((name, self.preprocess_image(pixels)) for name, pixels in named_pixels), strict=True)
         features = self.extract_features(squares)
         hypotheses = self.decode_captions(features, options, first_index)
         attentions: Iterator[Tensor | None] = itertools.repeat(None)
@@ -304,10 +302,7 @@ class CaptionPredictor(SupervisedPredictor[CaptionPrediction, CaptionOptions]):
         nll = self.model.loss(batch).parts["nll"].item()
         layers = {
             layer.name: torch.stack(
-                [
-                    self._merge_to_words(head, caption_ids)
-                    for head in layer.weights[0, :, : len(caption_ids)].cpu()
-                ]
+                [self._merge_to_words(head, caption_ids) for head in layer.weights[0, :, : len(caption_ids)].cpu()]
             )
             for layer in self.model.compute_attention_maps(batch)
         }
@@ -352,9 +347,7 @@ class CaptionPredictor(SupervisedPredictor[CaptionPrediction, CaptionOptions]):
         self.model.train(was_training)
         return features
 
-    def _iterate_features(
-        self, encoded: Sequence[EncodedImage]
-    ) -> Iterator[tuple[Tensor, Sequence[EncodedImage]]]:
+    def _iterate_features(self, encoded: Sequence[EncodedImage]) -> Iterator[tuple[Tensor, Sequence[EncodedImage]]]:
         """The features ``(B, P, F)`` of encoded images, a batch at a time."""
         cache = self.task.get_feature_cache(self.model.encoder)
         for chunk in iterate_chunks(encoded, IMAGES_PER_BATCH):
@@ -431,9 +424,7 @@ class CaptionPredictor(SupervisedPredictor[CaptionPrediction, CaptionOptions]):
         ids = list(self.decode_captions(features, options)[0][0].ids)
         [ids] = [ids] if ids else self.tokenizer.encode([example.captions[0]])
         thumbnail = _build_thumbnail(pixels, self.grid_size)
-        return view_writer.save_view(
-            self._build_caption_view(example.image.name, thumbnail, features, ids), path
-        )
+        return view_writer.save_view(self._build_caption_view(example.image.name, thumbnail, features, ids), path)
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -448,9 +439,7 @@ def _decode_image(image: Any, limits: ImageLimits) -> Pixels:
         return decoded
     pixels = np.asarray(image)
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or 0 in pixels.shape:
-        raise InputError(
-            f"an image of {pixels.dtype} and shape {pixels.shape} came; expected uint8 (height, width, 3)"
-        )
+        raise InputError(f"an image of {pixels.dtype} and shape {pixels.shape} came; expected uint8 (height, width, 3)")
     return np.asarray(pixels, np.uint8)
 
 

@@ -75,9 +75,7 @@ class CaptionTask(SupervisedTask[CaptionExample, CaptionPredictor]):
 
     # Data.
 
-    def read_examples(
-        self, data_source: DataSource, split_name: str
-    ) -> Iterator[CaptionExample | InvalidExample]:
+    def read_examples(self, data_source: DataSource, split_name: str) -> Iterator[CaptionExample | InvalidExample]:
         return self.log_skipped(caption_data.read_examples(self.recipe, data_source, split_name))
 
     def get_split_key(self, example: CaptionExample) -> str:
@@ -192,9 +190,7 @@ class CaptionTask(SupervisedTask[CaptionExample, CaptionPredictor]):
     # Inputs.
 
     @staticmethod
-    def read_chunks(
-        text: str | None, *, skip_invalid: bool = False
-    ) -> AbstractContextManager[Iterator[list[str]]]:
+    def read_chunks(text: str | None, *, skip_invalid: bool = False) -> AbstractContextManager[Iterator[list[str]]]:
         return inputs.read_chunks(text, skip_invalid=skip_invalid)
 
     @staticmethod

@@ -82,9 +82,7 @@ class ClassificationService:
         predictions = self.predictor.classify_texts(texts)
         return [ClassificationResponse.from_prediction(prediction) for prediction in predictions]
 
-    def build_viewer_data(
-        self, request: ClassificationRequest, response: ClassificationResponse
-    ) -> list[ViewerData]:
+    def build_viewer_data(self, request: ClassificationRequest, response: ClassificationResponse) -> list[ViewerData]:
         return self.predictor.build_viewer_data(to_pair_line(request.text, request.text_pair))
 
 

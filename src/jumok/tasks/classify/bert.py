@@ -88,8 +88,7 @@ class BertClassificationTask(
             )
         windows = make_windows(len(token_ids[longer]), window_size, data.window_stride)
         return [
-            [text[start:end] if n == longer else text for n, text in enumerate(token_ids)]
-            for start, end in windows
+            [text[start:end] if n == longer else text for n, text in enumerate(token_ids)] for start, end in windows
         ]
 
 
@@ -108,9 +107,7 @@ class BertClassificationPredictor(ClassificationPredictor, BertPredictor[Classif
         [rows] = self.check_encoded(self.encode([self._build_example(text, text_pair)]))
         return sum(len(row.ids) for row in rows)
 
-    def predict_outputs(
-        self, samples: Sequence[ClassificationExample], first_index: int | None
-    ) -> NDArray[np.float64]:
+    def predict_outputs(self, samples: Sequence[ClassificationExample], first_index: int | None) -> NDArray[np.float64]:
         """The outputs are averaged over the windows of a text, and over both orders of a pair."""
         encoded = self.check_encoded(self.encode(samples), first_index)
         outputs = iter(

@@ -74,9 +74,7 @@ class BertClassificationDataConfig(ClassificationDataConfig, BertDataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.symmetric_pairs and self.pair_column is None:
-            raise ValueError(
-                "symmetric_pairs is for text pairs: set pair_column to the column of second texts"
-            )
+            raise ValueError("symmetric_pairs is for text pairs: set pair_column to the column of second texts")
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,7 @@ class ClassificationTask(SupervisedTask[ClassificationExample, SupervisedPredict
         if isinstance(data_source, str) and data_source in decisive_words.LANGUAGES:
             examples = _read_builtin(data_source, data)
         else:
-            columns = ClassificationColumns(
-                data.text_column, data.label_column, data.pair_column, data.has_header
-            )
+            columns = ClassificationColumns(data.text_column, data.label_column, data.pair_column, data.has_header)
             examples = classification.read_classification_examples(
                 data_source, columns, regression=data.regression, split=split_name
             )
@@ -90,9 +88,7 @@ class ClassificationTask(SupervisedTask[ClassificationExample, SupervisedPredict
         if data.regression:
             return []
         label_set = (
-            LabelSet.from_examples(examples)
-            if data.label_names is None
-            else LabelSet.from_config(data.label_names)
+            LabelSet.from_examples(examples) if data.label_names is None else LabelSet.from_config(data.label_names)
         )
         positive_label = self.recipe.evaluation.positive_label
         if positive_label is not None and positive_label not in label_set.names:
@@ -106,9 +102,7 @@ class ClassificationTask(SupervisedTask[ClassificationExample, SupervisedPredict
         return example.label if isinstance(example.label, float) else self.label_set.index(example.label)
 
 
-def _read_builtin(
-    name: str, config: ClassificationDataConfig
-) -> Iterator[ClassificationExample | InvalidExample]:
+def _read_builtin(name: str, config: ClassificationDataConfig) -> Iterator[ClassificationExample | InvalidExample]:
     if config.pair_column is not None or config.regression:
         raise InputError(f"data: {name} has single texts with classes: remove pair_column and regression")
     documents = decisive_words.generate_documents(BUILTIN_SEED, config.builtin_size, name)

@@ -42,9 +42,7 @@ def find_errors(
         if predicted != target:
             names = label_set.names
             errors.append(
-                MisclassifiedText(
-                    example.text, example.pair, names[predicted], names[target], float(row.max())
-                )
+                MisclassifiedText(example.text, example.pair, names[predicted], names[target], float(row.max()))
             )
     return errors
 
@@ -78,18 +76,14 @@ def report_errors(
     shown = "all of them" if len(worst) == len(errors) else f"the {len(worst)} most confident errors"
     write_text(
         page_path,
-        render_error_page(
-            worst, title="Errors, most confident first", subtitle=f"{summary}; shown: {shown}."
-        ),
+        render_error_page(worst, title="Errors, most confident first", subtitle=f"{summary}; shown: {shown}."),
     )
     console.print(f"{summary}. The most confident errors:", markup=False, soft_wrap=True)
     use_colours = console.is_terminal and console.color_system is not None
     for error in worst[:NUM_ERRORS_SHOWN]:
         console.print()
         text = format_for_terminal(error, use_colours=use_colours)
-        console.print(
-            Padding(text, (0, 0, 0, 2)) if console.is_terminal else text, soft_wrap=not console.is_terminal
-        )
+        console.print(Padding(text, (0, 0, 0, 2)) if console.is_terminal else text, soft_wrap=not console.is_terminal)
     console.print(f"\nerrors: {lines_path}, {page_path}", markup=False, soft_wrap=True)
 
 
@@ -98,9 +92,7 @@ def _add_highlights(predictor: object, errors: Sequence[MisclassifiedText]) -> I
     if not isinstance(predictor, AttentionHighlighter):
         yield from errors
         return
-    lines = [
-        error.text if error.text_pair is None else f"{error.text}\t{error.text_pair}" for error in errors
-    ]
+    lines = [error.text if error.text_pair is None else f"{error.text}\t{error.text_pair}" for error in errors]
     for error, document in zip(errors, highlight_in_batches(predictor, lines), strict=True):
         yield dataclasses.replace(error, document=document)
 

@@ -131,9 +131,7 @@ def compute_faithfulness(
     }
 
 
-def highlight_in_batches(
-    predictor: AttentionHighlighter, texts: Sequence[str]
-) -> Iterator[AttendedDocument | None]:
+def highlight_in_batches(predictor: AttentionHighlighter, texts: Sequence[str]) -> Iterator[AttendedDocument | None]:
     """The word weights of many texts; None for a text without words."""
     for chunk in iterate_chunks(texts, TEXTS_PER_BATCH):
         try:
@@ -174,9 +172,7 @@ def _print_faithfulness(result: Faithfulness, sample_info: dict[str, Any], conso
         for column in ("attended", "random", "difference", "95 %", "log-odds"):
             table.add_column(column, justify="right", no_wrap=True)
         for share in result.shares:
-            table.add_row(
-                f"{100 * share.share:g} % ({share.mean_words:.1f})", *_format_contrast(getattr(share, name))
-            )
+            table.add_row(f"{100 * share.share:g} % ({share.mean_words:.1f})", *_format_contrast(getattr(share, name)))
         table.add_section()
         table.add_row("mean (AOPC)", *_format_contrast(getattr(result, name)))
         console.print(table)

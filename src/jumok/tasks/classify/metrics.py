@@ -63,8 +63,7 @@ def score_classes(
     main_metric = "accuracy" if select_by == "auto" else select_by
     if main_metric not in metrics:
         raise InputError(
-            f"evaluation.select_by is {main_metric!r}; there are {', '.join(metrics)}; see "
-            "evaluation.positive_label"
+            f"evaluation.select_by is {main_metric!r}; there are {', '.join(metrics)}; see evaluation.positive_label"
         )
 
     def statistic(indices: NDArray[np.int64]) -> float:
@@ -149,6 +148,4 @@ def _draw_confusion(scores: ClassificationScore, path: Path) -> Path:
 def _draw_calibration(bins: Sequence[CalibrationBin], error: float, path: Path) -> Path:
     from jumok.look.figures.classification_figures import draw_reliability_diagram
 
-    return draw_reliability_diagram(
-        bins, path, calibration_error=error, title=path.stem.removesuffix("-calibration")
-    )
+    return draw_reliability_diagram(bins, path, calibration_error=error, title=path.stem.removesuffix("-calibration"))

@@ -54,9 +54,7 @@ class ClassificationPrediction(Prediction):
         elif self.value is not None:
             yield f"{self.value:.4f}"
         elif n_best:
-            yield from (
-                f"{self.index} ||| {name} ||| {probability:.4f}" for name, probability in self.classes
-            )
+            yield from (f"{self.index} ||| {name} ||| {probability:.4f}" for name, probability in self.classes)
         else:
             yield f"{self.label}\t{self.classes[0][1]:.4f}"
 
@@ -89,9 +87,7 @@ class ClassificationPredictor(SupervisedPredictor[ClassificationPrediction, NBes
         """The number of tokens of a text or text pair. Raise if it is invalid."""
 
     @abstractmethod
-    def predict_outputs(
-        self, samples: Sequence[ClassificationExample], first_index: int | None
-    ) -> NDArray[np.float64]:
+    def predict_outputs(self, samples: Sequence[ClassificationExample], first_index: int | None) -> NDArray[np.float64]:
         """Probabilities ``(N, C)``, or numbers ``(N, 1)``. ``first_index`` is the index of the first line."""
 
     def predict(

@@ -76,9 +76,7 @@ class WordAttentionTask(ClassificationTask["WordAttentionPredictor"]):
     def write_artifacts(self, train_split: DatasetSplit[ClassificationExample]) -> None:
         self._check_recipe()
         texts = (
-            self.tokenize_words(text).sentences
-            for example in train_split.examples
-            for text in self.get_texts(example)
+            self.tokenize_words(text).sentences for example in train_split.examples for text in self.get_texts(example)
         )
         WordTokenizer.train(texts, self.recipe.tokenizer).save(self.run.folder)
 
@@ -93,9 +91,7 @@ class WordAttentionTask(ClassificationTask["WordAttentionPredictor"]):
     def _check_recipe(self) -> None:
         config = self.recipe.model
         if self.is_hierarchical and self.has_pairs:
-            raise InputError(
-                "data.pair_column: a hierarchical model reads one text; self-attentive models read pairs"
-            )
+            raise InputError("data.pair_column: a hierarchical model reads one text; self-attentive models read pairs")
         if isinstance(config, SelfAttentiveConfig) and config.text_pairs and not self.has_pairs:
             raise InputError("model.text_pairs: true, but data.pair_column names no column of second texts")
 
@@ -140,9 +136,7 @@ class WordAttentionTask(ClassificationTask["WordAttentionPredictor"]):
             EncodedText(example.token_ids[0], [0] * len(example.token_ids[0]), {"labels": example.target})
             for example in encoded
         ]
-        return TextBatcher(
-            ClassificationBatch, rows, max_tokens=batch_tokens, seed=seed, fixed_shapes=fixed_shapes
-        )
+        return TextBatcher(ClassificationBatch, rows, max_tokens=batch_tokens, seed=seed, fixed_shapes=fixed_shapes)
 
     def init_weights(self, model: WordAttentionModel, tokenizer: WordTokenizer) -> list[str]:
         """Initialize the embedding from word vectors, if the recipe names some."""
@@ -154,9 +148,7 @@ class WordAttentionTask(ClassificationTask["WordAttentionPredictor"]):
         count = word_vectors.fill_embedding(model.embedding, words, vectors)
         return [f"{count:,} of {len(words):,} words are initialized from {path}"]
 
-    def describe_model(
-        self, model: nn.Module, tokenizer: WordTokenizer, dataset: FingerprintedDataset
-    ) -> str:
+    def describe_model(self, model: nn.Module, tokenizer: WordTokenizer, dataset: FingerprintedDataset) -> str:
         return (
             f"{self.recipe.model.type}: {format_model_size(model)}, vocabulary of {tokenizer.vocab_size:,}, "
             f"{len(dataset):,} texts"
@@ -188,8 +180,7 @@ class WordAttentionPredictor(ClassificationPredictor):
     def encode(self, examples: Iterable[ClassificationExample]) -> Iterator[WordAttentionEncoding]:
         for chunk in iterate_chunks(examples, TEXTS_PER_CHUNK):
             texts = [
-                [self.task.tokenize_words(text).sentences for text in self.task.get_texts(example)]
-                for example in chunk
+                [self.task.tokenize_words(text).sentences for text in self.task.get_texts(example)] for example in chunk
             ]
             for example, token_ids in zip(chunk, self._encode_texts(texts), strict=True):
                 yield WordAttentionEncoding(token_ids, self.task.get_target(example))
@@ -198,9 +189,7 @@ class WordAttentionPredictor(ClassificationPredictor):
         [encoded] = self.encode([self._build_example(text, text_pair)])
         return sum(map(len, encoded.token_ids))
 
-    def predict_outputs(
-        self, samples: Sequence[ClassificationExample], first_index: int | None
-    ) -> NDArray[np.float64]:
+    def predict_outputs(self, samples: Sequence[ClassificationExample], first_index: int | None) -> NDArray[np.float64]:
         return self._predict_encoded(list(self.encode(samples)))
 
     def highlight_texts(self, texts: Sequence[str]) -> list[AttendedDocument]:
@@ -360,9 +349,7 @@ class WordAttentionPredictor(ClassificationPredictor):
             token_weights, sentence_weights = by_example[index]
             words = tuple(itertools.chain.from_iterable(text.words for text in example))
             spaces = [*example[0].spaces, *(gap or " " for text in example[1:] for gap in text.spaces)]
-            offsets = (
-                example[0].sentence_bounds if len(example) == 1 else (0, len(example[0].words), len(words))
-            )
+            offsets = example[0].sentence_bounds if len(example) == 1 else (0, len(example[0].words), len(words))
             weights = np.zeros((len(token_weights), len(words)), np.float32)
             if token_weights.shape == weights.shape:  # each word is one token
                 weights = token_weights

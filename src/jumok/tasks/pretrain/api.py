@@ -79,9 +79,7 @@ class FillMaskService:
     def get_batch_key(self, request: FillMaskRequest) -> Hashable:
         return request.n_best
 
-    def predict(
-        self, requests: Sequence[FillMaskRequest], listener: ResponseListener
-    ) -> list[FillMaskResponse]:
+    def predict(self, requests: Sequence[FillMaskRequest], listener: ResponseListener) -> list[FillMaskResponse]:
         n_best = requests[0].n_best
         lines = [request.to_line() for request in requests]
         predictions = self.predictor.predict(lines, FillMaskOptions(n_best=n_best))

@@ -74,15 +74,11 @@ class PretrainingData:
 
     @functools.cached_property
     def _hold_out(self) -> HashedHoldOut[TextDocument]:
-        return HashedHoldOut(
-            self.folder / "data", self.config, ".txt", lambda document: document.text, "documents"
-        )
+        return HashedHoldOut(self.folder / "data", self.config, ".txt", lambda document: document.text, "documents")
 
     def _open_documents(self, data_source: DataSource, split: str) -> DocumentCorpus:
         config = self.config
-        rows = (
-            None if config.text_column is None else DocumentRows(config.text_column, config.rows_per_document)
-        )
+        rows = None if config.text_column is None else DocumentRows(config.text_column, config.rows_per_document)
         return documents.find_documents(data_source, split=split, on_error=config.on_error, rows=rows)
 
     def _write_held_out(self, corpus: DocumentCorpus, fraction: float) -> None:

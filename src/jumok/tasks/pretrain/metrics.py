@@ -94,9 +94,7 @@ def build_evaluation(run: Run, scores: PretrainingScores, *, detailed: bool = Fa
     )
 
 
-def format_samples(
-    model: BertPretrainingModel, tokenizer: WordPieceTokenizer, batch: PretrainingBatch
-) -> list[str]:
+def format_samples(model: BertPretrainingModel, tokenizer: WordPieceTokenizer, batch: PretrainingBatch) -> list[str]:
     """A few sequences as the model reads them, and its predictions for their masked tokens."""
     logits, _ = model.logits(batch)
     assert logits is not None
@@ -107,12 +105,8 @@ def format_samples(
     for row, length in enumerate(batch.tokens.lengths[:NUM_SAMPLES]):
         indices = [n for n, position in enumerate(positions) if position // width == row]
         tokens = tokenizer.ids_to_tokens(batch.tokens.ids[row, 1 : length - 1].tolist())
-        pairs = zip(
-            *(tokenizer.ids_to_tokens(ids[n] for n in indices) for ids in (predictions, targets)), strict=True
-        )
-        words = (
-            prediction if prediction == target else f"{prediction} ({target})" for prediction, target in pairs
-        )
+        pairs = zip(*(tokenizer.ids_to_tokens(ids[n] for n in indices) for ids in (predictions, targets)), strict=True)
+        words = (prediction if prediction == target else f"{prediction} ({target})" for prediction, target in pairs)
         lines += [f"  input                {' '.join(tokens)}", f"  prediction (target)  {', '.join(words)}"]
     return lines
 
@@ -123,14 +117,10 @@ def _read_accuracy_curves(run: Run) -> dict[str, list[tuple[int, float]]]:
         lines = (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return {}
-    events: list[dict[str, Any]] = [
-        event for event in map(json.loads, lines) if event["event"] == "validation"
-    ]
+    events: list[dict[str, Any]] = [event for event in map(json.loads, lines) if event["event"] == "validation"]
     if not events:
         return {}
-    return {
-        label: [(event["step"], event[key]) for event in events] for key, label in ACCURACY_CURVES.items()
-    }
+    return {label: [(event["step"], event[key]) for event in events] for key, label in ACCURACY_CURVES.items()}
 
 
 def _draw_accuracy_curves(curves: dict[str, list[tuple[int, float]]], path: Path) -> Path:

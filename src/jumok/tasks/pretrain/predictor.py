@@ -65,8 +65,7 @@ class FillMaskPrediction(Prediction):
         probability = self.next_sentence_probability
         if as_json:
             masks = [
-                [{"word": word, "probability": p} for word, p in candidates]
-                for candidates in self.mask_predictions
+                [{"word": word, "probability": p} for word, p in candidates] for candidates in self.mask_predictions
             ]
             content = {
                 "line": self.index,
@@ -143,9 +142,7 @@ class FillMaskPredictor(Predictor[FillMaskPrediction, FillMaskOptions]):
         """The ids and segments of one text, or of two that ||| or a tab separates."""
         texts = split_pair(line)
         if len(texts) > 2:
-            raise InputError(
-                f"line {index + 1} has {len(texts)} texts, separated by ||| or tabs; expected one or two"
-            )
+            raise InputError(f"line {index + 1} has {len(texts)} texts, separated by ||| or tabs; expected one or two")
         row = self.tokenizer.join_segments(*self.tokenizer.encode(texts, allow_special=True))
         max_tokens = self.model.bert.config.max_positions
         if len(row[0]) > max_tokens:
@@ -183,9 +180,7 @@ class FillMaskPredictor(Predictor[FillMaskPrediction, FillMaskOptions]):
         mlm_logits[:, self.tokenizer.special_ids] = -torch.inf  # special tokens are not words
         best = mlm_logits.softmax(-1).topk(min(num_candidates, mlm_logits.shape[1]), dim=-1)
         candidates = map(zip, best.indices.tolist(), best.values.tolist())
-        probabilities = (
-            [1.0] * len(rows) if nsp_logits is None else nsp_logits.float().softmax(-1)[:, 0].tolist()
-        )
+        probabilities = [1.0] * len(rows) if nsp_logits is None else nsp_logits.float().softmax(-1)[:, 0].tolist()
         for (ids, _), probability in zip(rows, probabilities, strict=True):
             num_masks = ids.count(self.tokenizer.mask_id)
             yield [list(pairs) for pairs in itertools.islice(candidates, num_masks)], probability
@@ -205,8 +200,7 @@ class FillMaskPredictor(Predictor[FillMaskPrediction, FillMaskOptions]):
         middle = segments.index(1) if is_pair else len(ids)
         texts = [self.tokenizer.decode(part) for part in (filled[:middle], filled[middle:]) if part]
         words = [
-            [(self.tokenizer.ids_to_tokens([i])[0], probability) for i, probability in pairs]
-            for pairs in candidates
+            [(self.tokenizer.ids_to_tokens([i])[0], probability) for i, probability in pairs] for pairs in candidates
         ]
         return FillMaskPrediction(
             index, line, words, " ||| ".join(texts), next_sentence_probability if is_pair else None

@@ -89,9 +89,7 @@ class PretrainingTask(Task[FillMaskPredictor]):
             raise InputError(f"{path} is damaged: expected a positive number as vocab_size")
         return BertPretrainingModel(self.recipe.model, vocab_size), tokenizer
 
-    def build_predictor(
-        self, model: BertPretrainingModel, tokenizer: WordPieceTokenizer
-    ) -> FillMaskPredictor:
+    def build_predictor(self, model: BertPretrainingModel, tokenizer: WordPieceTokenizer) -> FillMaskPredictor:
         return FillMaskPredictor(self.run, model, tokenizer)
 
     def build_dataset(
@@ -129,9 +127,7 @@ class PretrainingTask(Task[FillMaskPredictor]):
                     head.load_state_dict(pretrained_head.state_dict())
         return []
 
-    def describe_model(
-        self, model: nn.Module, tokenizer: WordPieceTokenizer, dataset: FingerprintedDataset
-    ) -> str:
+    def describe_model(self, model: nn.Module, tokenizer: WordPieceTokenizer, dataset: FingerprintedDataset) -> str:
         assert isinstance(dataset, PretrainingBatcher)
         size = format_model_size(model)
         return f"bert: {size}, vocabulary of {tokenizer.vocab_size:,}; {dataset.store.summary}"

@@ -80,12 +80,8 @@ class SpeechResponse(TaskResponse):
     sample_rate: Annotated[int, Field(description="Samples per second.")]
     finished: Annotated[bool, Field(description="false: a segment was cut off at the length limit.")]
     segments: Annotated[list[str], Field(description="Parts of the text that were synthesized at once.")]
-    unknown_characters: Annotated[
-        list[str], Field(description="Signs of the text that the voice does not know.")
-    ]
-    style_weights: Annotated[
-        list[float], Field(description="Weights of the style tokens, averaged over heads.")
-    ]
+    unknown_characters: Annotated[list[str], Field(description="Signs of the text that the voice does not know.")]
+    style_weights: Annotated[list[float], Field(description="Weights of the style tokens, averaged over heads.")]
 
     @property
     def body(self) -> bytes:
@@ -159,9 +155,7 @@ class SpeechService:
             raise InputError("this voice has no style tokens: remove style_weights and style_audio")
         num_tokens = style_tokens.config.num_tokens
         if request.style_weights is not None and len(request.style_weights) != num_tokens:
-            raise InputError(
-                f"style_weights: {len(request.style_weights)} weights came; this voice has {num_tokens}"
-            )
+            raise InputError(f"style_weights: {len(request.style_weights)} weights came; this voice has {num_tokens}")
         if request.style_audio is not None and len(request.style_audio) > self.audio_limits.max_bytes:
             size = len(request.style_audio)
             raise RequestTooLarge(str(audio.file_too_large("style_audio", size, self.audio_limits)))
@@ -172,9 +166,7 @@ class SpeechService:
     def predict(self, requests: Sequence[SpeechRequest], listener: ResponseListener) -> list[SpeechResponse]:
         texts = [self.predictor.split_segments(request.text, "text") for request in requests]
         styles = [self._get_style_weights(request) for request in requests]
-        weights = [
-            style for style, parts in zip(styles, texts, strict=True) for _ in parts if style is not None
-        ]
+        weights = [style for style, parts in zip(styles, texts, strict=True) for _ in parts if style is not None]
         segments = self.predictor.synthesize_segments(
             list(itertools.chain.from_iterable(texts)), torch.cat(weights) if weights else None
         )

@@ -35,9 +35,7 @@ __all__ = ["FrameSymbols", "align_recordings"]
 
 FrameSymbols = NDArray[np.int64]  # (T,)
 NUM_ITERATIONS = 12
-MAX_TRAINING_RECORDINGS = (
-    2000  # recordings at most, so that memory and time are bounded: they are hours of speech
-)
+MAX_TRAINING_RECORDINGS = 2000  # recordings at most, so that memory and time are bounded: they are hours of speech
 STEPS_PER_ITERATION, FIRST_ITERATION_STEPS, BATCH_SIZE, LEARNING_RATE = (
     60,
     150,

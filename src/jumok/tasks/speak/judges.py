@@ -71,9 +71,7 @@ class SpeechJudge(nn.Module):
         return logits
 
 
-def train_judge(
-    mels: Mels, labels: Sequence[int], *, seed: int, device: torch.device, num_steps: int
-) -> SpeechJudge:
+def train_judge(mels: Mels, labels: Sequence[int], *, seed: int, device: torch.device, num_steps: int) -> SpeechJudge:
     """Train a judge on recordings and augmented copies of them."""
     chance = np.random.default_rng(seed)
     devices = [device] if device.type == "cuda" else []
@@ -182,9 +180,7 @@ def evaluate_with_judges(
     metrics: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     for label in labels:
-        accuracies = _compute_accuracies(
-            predictor, label, train, train_mels, examples, mels, synthesized, groups
-        )
+        accuracies = _compute_accuracies(predictor, label, train, train_mels, examples, mels, synthesized, groups)
         for group, (real, speech, num_classes, count) in accuracies.items():
             row = {"label": label, "speakers": group or "all", "real": real, "synthesized": speech}
             rows.append({**row, "chance": 1 / num_classes, "count": count})
@@ -210,12 +206,8 @@ def _compute_accuracies(
     train_targets = [class_ids[getattr(example, label)] for example in train]
     is_correct = []
     for seed in range(1, predictor.task.recipe.evaluation.num_judges + 1):
-        judge = train_judge(
-            train_mels, train_targets, seed=seed, device=predictor.device, num_steps=NUM_STEPS
-        )
-        is_correct.append(
-            [predict_probabilities(judge, x).argmax(1) == targets for x in (mels, synthesized_mels)]
-        )
+        judge = train_judge(train_mels, train_targets, seed=seed, device=predictor.device, num_steps=NUM_STEPS)
+        is_correct.append([predict_probabilities(judge, x).argmax(1) == targets for x in (mels, synthesized_mels)])
     real, speech = np.mean(is_correct, 0)  # (N,) each
     accuracies = {}
     for group, members in groups.items():

@@ -48,9 +48,7 @@ TOKEN_FRACTION = 0.3  # weight of the single token in a style
 NORMAL_95 = 1.96  # standard errors that contain 95 % of a normal distribution
 
 
-def score_speech(
-    predictor: SpeechPredictor, examples: Sequence[SpeechExample], *, detailed: bool
-) -> Evaluation:
+def score_speech(predictor: SpeechPredictor, examples: Sequence[SpeechExample], *, detailed: bool) -> Evaluation:
     """Score the speech of texts against their recordings; ``detailed`` adds the effect of styles."""
     mels = predictor.load_mels(examples)
     has_styles = predictor.model.style_tokens is not None
@@ -188,9 +186,7 @@ def _measure_styles(
         indices = [index for index, name in enumerate(names) if name == style]
         mean_weights = style_weights[indices].mean(0, keepdim=True)
         speech = _measure_segments(predictor, predictor.synthesize_segments(texts, mean_weights))
-        recordings = _measure_recordings(
-            predictor, [examples[index] for index in indices[: 2 * NUM_STYLE_TEXTS]]
-        )
+        recordings = _measure_recordings(predictor, [examples[index] for index in indices[: 2 * NUM_STYLE_TEXTS]])
         parameters = STYLES.get(style) if is_builtin else None
         rows.append(
             {
@@ -219,8 +215,7 @@ def compute_concordance(values: Sequence[float], references: Sequence[float]) ->
     0.6666666666666666
     """
     pairs = [
-        (a - b) * (x - y) > 0
-        for (a, x), (b, y) in itertools.combinations(zip(values, references, strict=True), 2)
+        (a - b) * (x - y) > 0 for (a, x), (b, y) in itertools.combinations(zip(values, references, strict=True), 2)
     ]
     return sum(pairs) / len(pairs) if pairs else math.nan
 
@@ -270,9 +265,7 @@ def _measure_prosody(predictor: SpeechPredictor, segment: SpeechSegment) -> Pros
 
 
 def _measure_segments(predictor: SpeechPredictor, segments: Iterable[SpeechSegment]) -> dict[str, float]:
-    return _average_prosody(
-        [(_measure_prosody(predictor, segment), len(segment.symbols) - 1) for segment in segments]
-    )
+    return _average_prosody([(_measure_prosody(predictor, segment), len(segment.symbols) - 1) for segment in segments])
 
 
 def _measure_recordings(predictor: SpeechPredictor, examples: Sequence[SpeechExample]) -> dict[str, float]:

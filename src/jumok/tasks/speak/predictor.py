@@ -175,8 +175,7 @@ class SpeechPredictor(SupervisedPredictor[SpeechPrediction, SpeechOptions]):
         # An apostrophe is inside a word, other signs are between words.
         replacements = str.maketrans({sign: "" if sign == "'" else " " for sign in signs})
         sentences = [
-            symbols.normalize(symbols.normalize(sentence).translate(replacements))
-            for sentence in split_sentences(text)
+            symbols.normalize(symbols.normalize(sentence).translate(replacements)) for sentence in split_sentences(text)
         ]
         max_symbols = self.task.recipe.decode.max_symbols or self._size_limits["max_symbols"]
 
@@ -206,9 +205,7 @@ class SpeechPredictor(SupervisedPredictor[SpeechPrediction, SpeechOptions]):
         unknown = self.tokenizer.unknown_characters(text)
         return [character for character in unknown if character != " "]  # then words are spoken one by one
 
-    def synthesize_segments(
-        self, texts: Sequence[str], style_weights: Tensor | None
-    ) -> Iterator[SpeechSegment]:
+    def synthesize_segments(self, texts: Sequence[str], style_weights: Tensor | None) -> Iterator[SpeechSegment]:
         """Synthesize texts that are short enough.
 
         ``style_weights`` are ``(1, H, N)`` for all texts, or ``(B, H, N)``, one style for each.
@@ -336,9 +333,7 @@ class SpeechPredictor(SupervisedPredictor[SpeechPrediction, SpeechOptions]):
         [segment] = self.synthesize_segments([text], style_weights)
         return self._build_segment_view(segment, text, style_weights)
 
-    def _build_segment_view(
-        self, segment: SpeechSegment, text: str, style_weights: Tensor | None
-    ) -> ViewerData:
+    def _build_segment_view(self, segment: SpeechSegment, text: str, style_weights: Tensor | None) -> ViewerData:
         from jumok.look.viewer.viewer_data import StyleTokenWeights, SynthesizedSpeech, ViewerData
 
         style = None
@@ -376,9 +371,7 @@ class SpeechPredictor(SupervisedPredictor[SpeechPrediction, SpeechOptions]):
         """Encode recordings, after their spectrograms are in the cache."""
         return self.task.log_skipped(self._encode_recordings(examples))
 
-    def _encode_recordings(
-        self, examples: Iterable[SpeechExample]
-    ) -> Iterator[EncodedUtterance | InvalidExample]:
+    def _encode_recordings(self, examples: Iterable[SpeechExample]) -> Iterator[EncodedUtterance | InvalidExample]:
         cache, max_seconds = self.task.feature_cache, self.task.recipe.data.max_seconds
         for example in cache.fill(examples):
             if isinstance(example, InvalidExample):
@@ -435,9 +428,7 @@ class SpeechPredictor(SupervisedPredictor[SpeechPrediction, SpeechOptions]):
             style = self.model.mix_style(weights)
             style_metrics = measure_style_health(weights)
             if len(examples) > 1:
-                own, other = (
-                    self.model.predict_teacher_forced(batch, style=x) for x in (style, style.roll(1, 0))
-                )
+                own, other = (self.model.predict_teacher_forced(batch, style=x) for x in (style, style.roll(1, 0)))
                 style_metrics["style/effect"] = measure_style_effect(own, other, batch.mel_lengths)
         max_frames = self.get_max_frames(max(batch.text.lengths))
         output: TacotronOutput = self.model.synthesize(batch.text, style=style, max_frames=max_frames)

@@ -72,9 +72,7 @@ class SpeechTask(SupervisedTask[SpeechExample, SpeechPredictor]):
 
     # Data.
 
-    def read_examples(
-        self, data_source: DataSource, split_name: str
-    ) -> Iterator[SpeechExample | InvalidExample]:
+    def read_examples(self, data_source: DataSource, split_name: str) -> Iterator[SpeechExample | InvalidExample]:
         return self.log_skipped(speak_data.read_examples(self.recipe, data_source, split_name))
 
     def get_split_key(self, example: SpeechExample) -> str:
@@ -120,9 +118,7 @@ class SpeechTask(SupervisedTask[SpeechExample, SpeechPredictor]):
     def build_predictor(self, model: Any, tokenizer: SpeechSymbols) -> SpeechPredictor:
         return SpeechPredictor(self, model, tokenizer)
 
-    def build_batcher(
-        self, encoded: Sequence[EncodedUtterance], model: Any, ranks: DistributedRanks
-    ) -> SpeechBatcher:
+    def build_batcher(self, encoded: Sequence[EncodedUtterance], model: Any, ranks: DistributedRanks) -> SpeechBatcher:
         if ranks.is_main and not self.run.has_checkpoint:
             self._write_size_limits(encoded)
         fixed_shapes = resolve_batch_layout(self.run, ranks).fixed_shapes
@@ -133,9 +129,7 @@ class SpeechTask(SupervisedTask[SpeechExample, SpeechPredictor]):
             recipe.train.seed,
             fixed_shapes=fixed_shapes,
             style_groups=[x.style_group for x in encoded] if recipe.data.style_reference else None,
-            frame_symbols=self._load_forced_alignments(encoded, ranks)
-            if recipe.model.alignment_loss
-            else None,
+            frame_symbols=self._load_forced_alignments(encoded, ranks) if recipe.model.alignment_loss else None,
         )
 
     def build_utterances(
@@ -203,9 +197,7 @@ class SpeechTask(SupervisedTask[SpeechExample, SpeechPredictor]):
             },
         )
 
-    def describe_model(
-        self, model: nn.Module, tokenizer: SpeechSymbols, dataset: FingerprintedDataset
-    ) -> str:
+    def describe_model(self, model: nn.Module, tokenizer: SpeechSymbols, dataset: FingerprintedDataset) -> str:
         style = self.recipe.model.style
         tokens = "no style tokens" if style is None else f"{style.num_tokens} style tokens"
         return (

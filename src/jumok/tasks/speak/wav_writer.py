@@ -40,9 +40,7 @@ class WavWriter:
         if output_path is None:
             return
         if self.is_file and output_path.is_dir():
-            raise InputError(
-                f"--out {output_path} is a folder; name a file in it, or a folder without a suffix"
-            )
+            raise InputError(f"--out {output_path} is a folder; name a file in it, or a folder without a suffix")
         if not self.is_file and output_path.exists() and not output_path.is_dir():
             raise InputError(
                 f"--out {output_path} is a file, but no audio file: name a file that ends in {suffixes}, or a "

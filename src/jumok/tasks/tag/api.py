@@ -68,9 +68,7 @@ class TaggingService:
     def get_batch_key(self, request: TaggingRequest) -> Hashable:
         return None
 
-    def predict(
-        self, requests: Sequence[TaggingRequest], listener: ResponseListener
-    ) -> list[TaggingResponse]:
+    def predict(self, requests: Sequence[TaggingRequest], listener: ResponseListener) -> list[TaggingResponse]:
         predictions = self.predictor.predict([request.text for request in requests], NBestOptions())
         return [TaggingResponse.from_prediction(prediction) for prediction in predictions]
 

@@ -83,11 +83,8 @@ def _build_row(
     return EncodedText(ids, segments, {"labels": [IGNORE, *labels, IGNORE]})
 
 
-def _mask_labels(
-    labels: list[int], window: TokenWindow, window_index: int, windows: list[TokenWindow]
-) -> list[int]:
+def _mask_labels(labels: list[int], window: TokenWindow, window_index: int, windows: list[TokenWindow]) -> list[int]:
     """The labels of a window. Each word counts in one window only, the one that predicts its tag."""
     return [
-        labels[index] if find_central_window(index, windows) == window_index else IGNORE
-        for index in range(*window)
+        labels[index] if find_central_window(index, windows) == window_index else IGNORE for index in range(*window)
     ]

@@ -48,9 +48,7 @@ def score_tagging(examples: Sequence[TaggingExample], predicted_tags: Sequence[S
         select_by="f1",
         statistic=statistic,
         outputs=[
-            json.dumps(
-                {"words": example.words, "prediction": tags, "target": example.tags}, ensure_ascii=False
-            )
+            json.dumps({"words": example.words, "prediction": tags, "target": example.tags}, ensure_ascii=False)
             for example, tags in pairs
         ],
         samples=[

@@ -118,9 +118,7 @@ class TaggingPredictor(BertPredictor[TaggingPrediction]):
             rows = zip(chunk, matches, sentences, outputs, strict=True)
             for (index, line), words, sentence, (tags, probabilities) in rows:
                 spans = tuple(word.span() for word in words)
-                yield TaggingPrediction(
-                    index, line, sentence.words, spans, tuple(convert_to_iob2(tags)), probabilities
-                )
+                yield TaggingPrediction(index, line, sentence.words, spans, tuple(convert_to_iob2(tags)), probabilities)
 
     def count_tokens(self, text: str) -> int:
         """The number of tokens of a text. Raise if it is too long."""

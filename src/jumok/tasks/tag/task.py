@@ -36,9 +36,7 @@ class TaggingTask(BertTask[TaggingExample, TaggingPredictor]):
     batch_type = TaggingBatch
     recipe: TaggingRecipe
 
-    def read_examples(
-        self, data_source: DataSource, split_name: str
-    ) -> Iterator[TaggingExample | InvalidExample]:
+    def read_examples(self, data_source: DataSource, split_name: str) -> Iterator[TaggingExample | InvalidExample]:
         data = self.recipe.data
         sentences = tagging.read_tagging_examples(
             data_source,

@@ -89,9 +89,7 @@ class TranslationService:
     def get_batch_key(self, request: TranslationRequest) -> Hashable:
         return request.beam_size, request.n_best, request.alignments
 
-    def predict(
-        self, requests: Sequence[TranslationRequest], listener: ResponseListener
-    ) -> list[TranslationResponse]:
+    def predict(self, requests: Sequence[TranslationRequest], listener: ResponseListener) -> list[TranslationResponse]:
         first = requests[0]
         predictions = self.predictor.predict(
             [request.text for request in requests],
@@ -101,9 +99,7 @@ class TranslationService:
         )
         return [TranslationResponse.from_prediction(prediction) for prediction in predictions]
 
-    def build_viewer_data(
-        self, request: TranslationRequest, response: TranslationResponse
-    ) -> list[ViewerData]:
+    def build_viewer_data(self, request: TranslationRequest, response: TranslationResponse) -> list[ViewerData]:
         return self.predictor.build_viewer_data(request.text, response.translation)
 
 

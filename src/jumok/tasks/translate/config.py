@@ -91,8 +91,7 @@ class TranslationDecodeConfig:
         check_positive(self, "beam_size")
         if self.length_penalty < 0 or self.coverage_penalty < 0:
             raise ValueError(
-                f"length_penalty={self.length_penalty}, coverage_penalty={self.coverage_penalty}: 0 or more is "
-                "expected"
+                f"length_penalty={self.length_penalty}, coverage_penalty={self.coverage_penalty}: 0 or more is expected"
             )
 
 

@@ -50,11 +50,7 @@ class AlignmentJob:
     def run(self, aligner: WordAligner, write: LineWriter, log: LineWriter) -> None:
         """Write a line for each pair, in their order, and tell what was chosen and how good it is."""
         symmetry = self._get_symmetrization(aligner)
-        gold = (
-            None
-            if self.gold_alignments is None
-            else word_alignments.find_alignment_file(self.gold_alignments)
-        )
+        gold = None if self.gold_alignments is None else word_alignments.find_alignment_file(self.gold_alignments)
         right = None if gold is None else self._read_gold_alignments(gold, aligner)
         coming = self._check_pairs(read_pairs(self.inputs, aligner.forward.run.recipe.data), aligner)
         first = list(itertools.islice(coming, MAX_SELECTION_PAIRS))
@@ -64,9 +60,7 @@ class AlignmentJob:
             right = self._read_gold_alignments(gold, aligner, num_pairs=len(first))
         for number, one in enumerate(first):
             self._check_gold_pair(number, one, gold, right)
-        chosen = aligner.select_views(
-            [one for one in first if isinstance(one, TranslationExample)], self.view_filter
-        )
+        chosen = aligner.select_views([one for one in first if isinstance(one, TranslationExample)], self.view_filter)
         log(f"links by {chosen}")
         kept: list[WordAlignment] = []
         left_out = 0
@@ -90,9 +84,7 @@ class AlignmentJob:
         if name not in SYMMETRIZATIONS:
             raise InputError(f"symmetrization {name!r} came; it is one of {', '.join(SYMMETRIZATIONS)}")
         if self.symmetrization not in (None, "none") and aligner.backward is None:
-            raise InputError(
-                f"--symmetrization {name} makes one of two directions; name the other: --reverse-run RUN"
-            )
+            raise InputError(f"--symmetrization {name} makes one of two directions; name the other: --reverse-run RUN")
         return SYMMETRIZATIONS[name]
 
     def _check_pairs(
@@ -113,9 +105,7 @@ class AlignmentJob:
             word_alignments.read_alignments(path, num_pairs=num_pairs),
             aligner.forward.run.recipe.data,
         )
-        turned = self.gold_target_first or (
-            self.gold_alignments == data.gold_alignments and data.gold_target_first
-        )
+        turned = self.gold_target_first or (self.gold_alignments == data.gold_alignments and data.gold_target_first)
         return [one.swap_sides() for one in right] if turned else right
 
     def _check_gold_pairs(
@@ -137,11 +127,7 @@ class AlignmentJob:
         gold_alignments: Sequence[word_alignments.GoldAlignment] | None,
     ) -> None:
         """Links by people that lead out of their sentences are those of others, or the other way round."""
-        if (
-            gold_alignments is None
-            or index >= len(gold_alignments)
-            or not isinstance(pair, TranslationExample)
-        ):
+        if gold_alignments is None or index >= len(gold_alignments) or not isinstance(pair, TranslationExample):
             return
         sizes = len(pair.source.split()), len(pair.target.split())
         for link in sorted(gold_alignments[index].possible):
@@ -177,9 +163,7 @@ def _align_in_order(
     """The pairs aligned, and each flaw where it stood."""
     pairs = iter(pairs)
     while window := list(itertools.islice(pairs, PAIRS_PER_CHUNK)):
-        aligned = aligner.align(
-            (one for one in window if isinstance(one, TranslationExample)), views, symmetrize
-        )
+        aligned = aligner.align((one for one in window if isinstance(one, TranslationExample)), views, symmetrize)
         yield from (one if isinstance(one, InvalidExample) else next(aligned) for one in window)
 
 
@@ -187,11 +171,7 @@ def parse_view_filter(layer: str, head: str, shift: bool | None) -> AlignmentVie
     """From words of the command line."""
     heads: int | Literal["auto", "mean"]
     heads = (
-        "auto"
-        if head == "auto"
-        else "mean"
-        if head == "mean"
-        else _parse_index("alignment-head", head, "auto or mean")
+        "auto" if head == "auto" else "mean" if head == "mean" else _parse_index("alignment-head", head, "auto or mean")
     )
     return AlignmentViewFilter(
         None if layer == "auto" else _parse_index("alignment-layer", layer, "auto"), heads, shift

@@ -120,12 +120,8 @@ class TranslationData:
             return self._load_builtin_split(name)
         path = self._hold_out.paths[name]
         if not path.is_file():
-            raise InputError(
-                f"{path} is missing: the data that training held out; train again, or set data.{name}"
-            )
-        return self._read_split(
-            name, parallel_corpus.find_corpus(str(path), source="source", target="target")
-        )
+            raise InputError(f"{path} is missing: the data that training held out; train again, or set data.{name}")
+        return self._read_split(name, parallel_corpus.find_corpus(str(path), source="source", target="target"))
 
     # ----------------------------------------------------------------------------------------------------------
 
@@ -165,9 +161,7 @@ class TranslationData:
             TranslationExample(pair.english, pair.korean, f"{BUILTIN_CORPUS}:{number}")
             for number, pair in enumerate(pairs, 1)
         ]
-        alignments = [
-            GoldAlignment(frozenset(pair.sure_links), frozenset(pair.possible_links)) for pair in pairs
-        ]
+        alignments = [GoldAlignment(frozenset(pair.sure_links), frozenset(pair.possible_links)) for pair in pairs]
         return TranslationSplit(name, examples, gold_alignments=alignments)
 
     def _open_builtin_corpus(self) -> ParallelCorpus:
@@ -186,8 +180,7 @@ class TranslationData:
                     "sentences"
                 )
             lines = (
-                json.dumps({"source": pair.source, "target": pair.target}, ensure_ascii=False)
-                for pair in splits[name]
+                json.dumps({"source": pair.source, "target": pair.target}, ensure_ascii=False) for pair in splits[name]
             )
             write_text(path, "".join(f"{line}\n" for line in lines))
 

@@ -171,9 +171,7 @@ def compute_perplexity(predictor: TranslationPredictor, pairs: Sequence[Translat
     return translation.perplexity(nll, count)
 
 
-def score_word_alignment(
-    predictor: TranslationPredictor, split: TranslationSplit
-) -> SplitAlignmentScore | None:
+def score_word_alignment(predictor: TranslationPredictor, split: TranslationSplit) -> SplitAlignmentScore | None:
     """Score the model's word alignments on this split, if it has gold alignments, else on the gold pairs.
 
     Layer, head and step are those of the recipe. What the recipe leaves open is selected as ``jumok align``
@@ -199,9 +197,7 @@ def score_word_alignment(
     return SplitAlignmentScore(score_alignment(links, gold.gold_alignments), gold.name, str(views))
 
 
-def _build_rows(
-    scores: TranslationScores, alignment: SplitAlignmentScore | None
-) -> list[tuple[str, str, str]]:
+def _build_rows(scores: TranslationScores, alignment: SplitAlignmentScore | None) -> list[tuple[str, str, str]]:
     rows = [(name, f"{score.value:.2f}", "") for name, score in scores.named_scores.items()]
     rows.append(("perplexity", f"{scores.perplexity:.3f}", "per token"))
     if alignment is not None:

@@ -190,9 +190,7 @@ class TranslationPredictor(Predictor[TranslationPrediction, TranslationOptions])
             self._check_lengths([index for index, _ in chunk], ids)
             predictions: dict[int, TranslationPrediction] = {}
             for batch in self._group_by_length(ids, options):
-                streaming = (
-                    None if listener is None else StreamingBatch(listener, [chunk[i][0] for i in batch])
-                )
+                streaming = None if listener is None else StreamingBatch(listener, [chunk[i][0] for i in batch])
                 hypotheses = self._decode_batch([ids[i] for i in batch], options, generator, streaming)
                 attentions: Sequence[Sequence[Tensor | None]]
                 if with_attention and self.has_attention:
@@ -227,9 +225,7 @@ class TranslationPredictor(Predictor[TranslationPrediction, TranslationOptions])
         default = decoding.default_max_length(num_source_tokens)
         return default if self.max_source_tokens is None else min(default, self.max_source_tokens - 1)
 
-    def _group_by_length(
-        self, source_ids: list[list[int]], options: TranslationOptions
-    ) -> Iterator[list[int]]:
+    def _group_by_length(self, source_ids: list[list[int]], options: TranslationOptions) -> Iterator[list[int]]:
         """Indices of lines with similar lengths, as many as fit into a batch, longest first."""
         num_hypotheses = 1 if options.sample else options.beam_size or self.decode_config.beam_size
         max_tokens = max(1, MAX_BATCH_TOKENS // num_hypotheses)
@@ -322,26 +318,18 @@ class TranslationPredictor(Predictor[TranslationPrediction, TranslationOptions])
 
     def build_batch(self, pairs: Sequence[TranslationExample]) -> Seq2SeqBatch:
         """Encode pairs of texts as a padded batch."""
-        sources = self.tokenizers.source.encode(
-            [self.data.preprocess(pair.source, "source") for pair in pairs]
-        )
-        targets = self.tokenizers.target.encode(
-            [self.data.preprocess(pair.target, "target") for pair in pairs]
-        )
+        sources = self.tokenizers.source.encode([self.data.preprocess(pair.source, "source") for pair in pairs])
+        targets = self.tokenizers.target.encode([self.data.preprocess(pair.target, "target") for pair in pairs])
         return Seq2SeqBatch.from_sequences(sources, targets).to(self.device)
 
-    def compute_attention_maps(
-        self, pairs: Sequence[TranslationExample]
-    ) -> tuple[list[LayerAttention], Seq2SeqBatch]:
+    def compute_attention_maps(self, pairs: Sequence[TranslationExample]) -> tuple[list[LayerAttention], Seq2SeqBatch]:
         """All attention maps of the model for these pairs, and their batch.
 
         If all maps together would be too large, only the first pairs are used.
         """
         batch = self.build_batch(pairs)
         first = next(
-            split_by_map_size(
-                [[0] * n for n in batch.source.lengths], [[0] * n for n in batch.target.lengths]
-            )
+            split_by_map_size([[0] * n for n in batch.source.lengths], [[0] * n for n in batch.target.lengths])
         )
         if first.stop < len(pairs):
             batch = self.build_batch(pairs[first])
@@ -384,9 +372,7 @@ class TranslationPredictor(Predictor[TranslationPrediction, TranslationOptions])
         if layer is None:
             layer = max(0, len(maps) - 2)
         if not -len(maps) <= layer < len(maps):
-            raise InputError(
-                f"decode.alignment_layer is {layer}, and the model has {len(maps)} layers, counted from 0"
-            )
+            raise InputError(f"decode.alignment_layer is {layer}, and the model has {len(maps)} layers, counted from 0")
         weights: Tensor = maps[layer].weights.float().mean(1)
         return weights
 
@@ -397,9 +383,7 @@ class TranslationPredictor(Predictor[TranslationPrediction, TranslationOptions])
         self.check_has_attention()
         if prediction.attention is None:
             raise InputError("this translation has no attention map: translate it with with_attention=True")
-        return draw_heat_map(
-            prediction.attention, prediction.target_words, prediction.source_words, path, title=title
-        )
+        return draw_heat_map(prediction.attention, prediction.target_words, prediction.source_words, path, title=title)
 
     def build_viewer_data(
         self,
@@ -430,9 +414,7 @@ class TranslationPredictor(Predictor[TranslationPrediction, TranslationOptions])
             label = f"log-probability {-loss.total.item():.2f}"
             data = ViewerData.from_captures(captures, title=f"{text}  →  {target}", label=label)
             # In cross-attention, a row is labelled by the token that it predicts, not by the one it reads.
-            layers = (
-                replace(layer, row_labels=words) if layer.kind == "cross" else layer for layer in data.layers
-            )
+            layers = (replace(layer, row_labels=words) if layer.kind == "cross" else layer for layer in data.layers)
             return replace(data, layers=tuple(layers))
 
         with torch.inference_mode():

@@ -110,9 +110,7 @@ class TranslationTask(Task[TranslationPredictor]):
         model, setting = self.recipe.model, self.recipe.data.packing
         if not isinstance(model, TransformerConfig):
             if setting is True:
-                raise InputError(
-                    f"data.packing: true, but a {model.type} model needs padded sentences: use auto"
-                )
+                raise InputError(f"data.packing: true, but a {model.type} model needs padded sentences: use auto")
             return False
         max_tokens = self.recipe.data.max_tokens + 1  # with BOS or EOS
         return resolve_packing(setting, model, max_tokens, self.recipe.train, device)
@@ -130,9 +128,7 @@ class TranslationTask(Task[TranslationPredictor]):
                 messages.append(f"{count:,} of {len(words):,} {side} words are initialized from {path}")
         return messages
 
-    def describe_model(
-        self, model: nn.Module, tokenizer: TokenizerPair, dataset: FingerprintedDataset
-    ) -> str:
+    def describe_model(self, model: nn.Module, tokenizer: TokenizerPair, dataset: FingerprintedDataset) -> str:
         sizes = f"{tokenizer.source.vocab_size:,}"
         if not tokenizer.is_shared:
             sizes += f" and {tokenizer.target.vocab_size:,}"

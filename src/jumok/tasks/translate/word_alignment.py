@@ -43,9 +43,7 @@ __all__ = [
 
 PAIRS_PER_CHUNK = 1024  # pairs that are read before any is aligned, so that those of like length go together
 MAX_SELECTION_PAIRS = 1000  # pairs that views are chosen by
-MIN_SELECTION_PAIRS = (
-    200  # fewer than this hardly tell which view is best: the run's validation data joins them
-)
+MIN_SELECTION_PAIRS = 200  # fewer than this hardly tell which view is best: the run's validation data joins them
 T = TypeVar("T")
 
 
@@ -138,9 +136,7 @@ class WordAligner:
         view_filter = view_filter or AlignmentViewFilter()
         sample = list(pairs[: 1 if view_filter.is_fixed else MAX_SELECTION_PAIRS])
         if len(sample) < MIN_SELECTION_PAIRS and not view_filter.is_fixed:
-            known = (
-                one for one in _load_validation_pairs(self.forward) if self.find_length_problem(one) is None
-            )
+            known = (one for one in _load_validation_pairs(self.forward) if self.find_length_problem(one) is None)
             sample += itertools.islice(known, MIN_SELECTION_PAIRS - len(sample))
         if not sample:
             raise InputError("there are no pairs of sentences to choose a layer by")
@@ -157,9 +153,7 @@ class WordAligner:
         both = compute_agreement(mine.link_indices, theirs.link_indices)
         one, other = divmod(int(both.argmax()), both.shape[1])
         why = _format_reason(f"agreement {float(both.max()):.3f}", sample)
-        return SelectedAlignmentViews(
-            mine.views[one], theirs.views[other], "as asked" if view_filter.is_fixed else why
-        )
+        return SelectedAlignmentViews(mine.views[one], theirs.views[other], "as asked" if view_filter.is_fixed else why)
 
     def align(
         self,
@@ -226,9 +220,7 @@ class _ViewLinks:
         pairs: Sequence[TranslationExample],
         view_filter: AlignmentViewFilter,
     ) -> _ViewLinks:
-        found = read_attention(
-            predictor, pairs, lambda looked: (looked.weights.shape[:2], looked.pick_source_words())
-        )
+        found = read_attention(predictor, pairs, lambda looked: (looked.weights.shape[:2], looked.pick_source_words()))
         known = list_alignment_views(*found[0][0])
         allowed = view_filter.select_views(known)
         return cls([known[n] for n in allowed], [picks[allowed] for _, picks in found])
@@ -258,9 +250,7 @@ def read_attention(
         for row, n in enumerate(order[part]):
             x, y = texts[n], others[n]
             own = weights[:, row, :, : len(y.token_ids) + 1, : len(x.token_ids)]
-            found[n] = reader(
-                SentencePairAttention(own, y.word_indices, x.word_indices, (y.num_words, x.num_words))
-            )
+            found[n] = reader(SentencePairAttention(own, y.word_indices, x.word_indices, (y.num_words, x.num_words)))
     return [found[n] for n in range(len(pairs))]
 
 
@@ -273,9 +263,7 @@ class _AlignmentText:
     num_words: int  # of its words
 
     @classmethod
-    def from_text(
-        cls, predictor: TranslationPredictor, text: str, side: Literal["source", "target"]
-    ) -> _AlignmentText:
+    def from_text(cls, predictor: TranslationPredictor, text: str, side: Literal["source", "target"]) -> _AlignmentText:
         prepare = functools.partial(predictor.data.preprocess, side=side)
         tokenizer = getattr(predictor.tokenizers, side)
         prepared = prepare(text)
@@ -296,9 +284,7 @@ def _map_preprocessed_words(
     if num_preprocessed == len(words):
         return range(num_preprocessed)
     counts = [len(preprocess(word).split()) for word in words]
-    if (
-        sum(counts) != num_preprocessed
-    ):  # neighbours matter: how many there are up to each word, if one more follows
+    if sum(counts) != num_preprocessed:  # neighbours matter: how many there are up to each word, if one more follows
         ends = [len(preprocess(" ".join([*words[:n], "x"])).split()) - 1 for n in range(1, len(words))]
         counts = [max(0, b - a) for a, b in itertools.pairwise([0, *ends, num_preprocessed])]
     owners = [number for number, count in enumerate(counts) for _ in range(count)]

@@ -1,19 +1,19 @@
-"""English→Korean sentence pairs with gold word links, made on the spot from a seed: the built-in data set.
+"""English–Korean sentence pairs with gold word alignments, generated from a seed.
 
->>> for pair in generate(seed=13, count=2):
+>>> for pair in generate_pairs(seed=13, count=2):
 ...     print(pair.english, "→", pair.korean)
 the boys were in the kitchen → 소년들은 부엌에 있었다
 the man gave the flower to jisu → 남자는 지수에게 꽃을 주었다
->>> pair.links, pair.possible
+>>> pair.sure_links, pair.possible_links
 (((1, 0), (2, 3), (4, 2), (6, 1)), ((5, 1),))
 
-A synchronous grammar of ours draws both sides at once (see ``grammar``), so that the Korean is right, one
-English sentence has one translation, and the links are known. English is in lower case and without
-punctuation, so that every word has one form; words are what blanks part, in both languages. Korean is in the
-plain written style (-다), each noun with its particle.
+A synchronous grammar generates both sides together (see ``grammar``), so that the Korean is correct, an
+English sentence has only one translation, and the links are known. English is in lower case without
+punctuation, so that every word has one form. Words are separated by spaces in both languages. Korean is in
+the plain written style (-다), with a particle on each noun.
 
 Sentences have 3 to ``max_words`` words, most of them 5 to 20; the long ones are clauses joined by *and*,
-*but*, *because*, *when* and *if*. There are far more of them than anybody can learn by heart.
+*but*, *because*, *when* and *if*. There are far too many sentences to memorize.
 """
 
 from __future__ import annotations
@@ -41,17 +41,16 @@ __all__ = [
 ]
 
 MIN_WORDS, MAX_WORDS = 3, 50  # English words
-MAX_MISSED_DRAWS = 20_000  # draws without a new sentence, after which there are none left
+MAX_MISSED_DRAWS = 20_000  # draws without a new sentence, after which none is expected
 
 
 @dataclass(frozen=True)
 class SentencePair:
-    """A sentence and its translation; words are what blanks part, counted from 0.
+    """A sentence, its translation, and links (English word, Korean word) between their words.
 
-    ``sure_links`` are the sure ones, (English word, Korean word): every Korean word has one, and nearly
-    always just one. ``possible_links`` ones come besides: prepositions, helping verbs and conjunctions with
-    the Korean word whose particle or ending says them. Articles have neither, nor has a subject that Korean
-    says once.
+    Every Korean word has a sure link, and nearly always just one. Possible links are between prepositions,
+    auxiliary verbs or conjunctions and the Korean word whose particle or ending expresses them. Articles have
+    no link, and neither has a repeated subject that Korean omits.
     """
 
     english: str
@@ -61,7 +60,7 @@ class SentencePair:
 
 
 class SentenceSplit(enum.Enum):
-    """What a sentence is for. The sentence itself decides, not the seed: see :func:`assign_split`."""
+    """The split of a sentence. It depends on the sentence, not on the seed: see :func:`assign_split`."""
 
     TRAIN = "train"
     VALID = "valid"
@@ -69,19 +68,19 @@ class SentenceSplit(enum.Enum):
 
 
 def assign_split(english: str) -> SentenceSplit:
-    """The split of a sentence, one for good: no seed and no size puts a test sentence into a training set.
+    """The split of a sentence. It is fixed: with no seed or size is a test sentence in a training set.
 
-    One in sixteen is for validation, one in sixteen for testing.
+    One sixteenth of the sentences is for validation, and one sixteenth for test.
     """
-    number = hashlib.sha256(english.encode()).digest()[0]
-    return SentenceSplit.TEST if number < 16 else SentenceSplit.VALID if number < 32 else SentenceSplit.TRAIN
+    first_byte = hashlib.sha256(english.encode()).digest()[0]
+    return SentenceSplit.TEST if first_byte < 16 else SentenceSplit.VALID if first_byte < 32 else SentenceSplit.TRAIN
 
 
 @dataclass(frozen=True)
 class SentencePairs:
-    """``count`` pairs of one split, drawn anew, and alike, each time they are walked over.
+    """``count`` pairs of one split. Each iteration generates the same pairs again.
 
-    In a training set a few short sentences come twice, as none is kept in memory; elsewhere none does.
+    A training set may contain a few short sentences twice, because none is kept in memory. The others do not.
     """
 
     split: SentenceSplit
@@ -96,27 +95,27 @@ class SentencePairs:
         return self.count
 
     def __iter__(self) -> Iterator[SentencePair]:
-        drawn = _generate_endlessly(f"{self.split.value} {self.seed}", self.max_words)
+        pairs = _generate_endlessly(f"{self.split.value} {self.seed}", self.max_words)
         seen: set[str] = set()
-        found = missed = 0
-        while found < self.count:
-            pair = next(drawn)
+        num_found = num_missed = 0
+        while num_found < self.count:
+            pair = next(pairs)
             if assign_split(pair.english) is not self.split or pair.english in seen:
-                missed += 1
-                if missed > MAX_MISSED_DRAWS:
+                num_missed += 1
+                if num_missed > MAX_MISSED_DRAWS:
                     raise InputError(
-                        f"{self.split.value} is {self.count}, but only {found} different sentences of up to "
-                        f"{self.max_words} words were found; ask for fewer, or for a larger longest"
+                        f"{self.split.value} is {self.count}, but only {num_found} different sentences of "
+                        f"up to {self.max_words} words were found; use fewer sentences or a larger max_words"
                     )
                 continue
             if self.split is not SentenceSplit.TRAIN:
                 seen.add(pair.english)
-            found, missed = found + 1, 0
+            num_found, num_missed = num_found + 1, 0
             yield pair
 
 
 class SentenceSplits(NamedTuple):
-    """What to learn from, to choose by, and to be measured on."""
+    """Training, validation and test pairs."""
 
     train: SentencePairs
     valid: SentencePairs
@@ -126,7 +125,7 @@ class SentenceSplits(NamedTuple):
 def make_splits(
     seed: int = 0, *, train: int = 100_000, valid: int = 1_000, test: int = 1_000, max_words: int = MAX_WORDS
 ) -> SentenceSplits:
-    """Three sets, of which no two have a sentence in common.
+    """Three disjoint sets of pairs.
 
     >>> data = make_splits(train=5, valid=2, test=3)
     >>> len(data.train), [assign_split(pair.english) for pair in data.valid]
@@ -140,17 +139,17 @@ def make_splits(
 
 
 def generate_pairs(seed: int, count: int, *, max_words: int = MAX_WORDS) -> Iterator[SentencePair]:
-    """``count`` pairs of any split, one by one; the same on every machine."""
+    """Generate ``count`` pairs of any split. They are the same on every machine."""
     _check_sizes(count, max_words)
-    drawn = _generate_endlessly(str(seed), max_words)
-    return (next(drawn) for _ in range(count))
+    pairs = _generate_endlessly(str(seed), max_words)
+    return (next(pairs) for _ in range(count))
 
 
 def _generate_endlessly(seed: str, max_words: int) -> Iterator[SentencePair]:
-    # A digest, so that streams of different names and of neighbouring seeds have nothing in common.
-    dice = PortableRandom(int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big"))
+    # A digest makes streams of different names and neighbouring seeds independent.
+    rng = PortableRandom(int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big"))
     while True:
-        phrase = draw_sentence(dice)
+        phrase = draw_sentence(rng)
         if MIN_WORDS <= len(phrase.english) <= max_words:
             yield SentencePair(
                 " ".join(phrase.english),
@@ -162,9 +161,6 @@ def _generate_endlessly(seed: str, max_words: int) -> Iterator[SentencePair]:
 
 def _check_sizes(count: int, max_words: int) -> None:
     if count < 0:
-        raise InputError(f"count is {count}; it is a number of sentences, 0 or more")
+        raise InputError(f"count={count}: expected 0 or more sentences")
     if max_words < MIN_WORDS:
-        raise InputError(
-            f"longest is {max_words}; the shortest sentences have {MIN_WORDS} words, so give {MIN_WORDS} or "
-            "more"
-        )
+        raise InputError(f"max_words={max_words}: expected {MIN_WORDS} or more, the length of the shortest sentences")

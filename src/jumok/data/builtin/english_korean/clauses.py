@@ -1,12 +1,12 @@
-"""Clauses: somebody does something, is something, is somewhere.
+"""Clauses: actions, states and locations.
 
-The order of a clause, as far as it has these parts::
+The order of the parts of a clause::
 
-    English  time · subject · often · VERB · object · to · manner · tool · company · place · time
-    Korean   time · subject · time · often · company · place · tool · to · object · manner · VERB
+    English  time · subject · frequency · VERB · object · recipient · manner · tool · companion · place · time
+    Korean   time · subject · time · frequency · companion · place · tool · recipient · object · manner · VERB
 
-A subject that is known is the topic of its clause (은/는); one that is new (*a student*, *two students*), or
-that stands in a clause within another, is not (이/가).
+A known subject is the topic of its clause (은/는). A new subject (*a student*, *two students*) is not, and
+neither is the subject of an embedded clause (이/가).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ MOOD_WEIGHTS = {
 }
 STATED_MOODS = (Mood.SIMPLE, Mood.NOT)
 PROGRESSIVE_MOODS = (Mood.GOING_ON, Mood.NOT_GOING_ON)
-# Alone, they stand for a thing that one points at.
+# Demonstrative pronouns.
 DEMONSTRATIVES = {
     SubjectAgreement.SINGULAR: [("this", "이것"), ("that", "저것"), ("it", "그것")],
     SubjectAgreement.PLURAL: [("these", "이것들"), ("those", "저것들")],
@@ -83,12 +83,12 @@ DEMONSTRATIVES = {
 
 @dataclass(frozen=True)
 class ClauseScope:
-    """Where a clause stands, and what it may hold there.
+    """The tense and the ending of a clause, and what it may contain.
 
-    ``allow_lists``: noun phrases joined by and; ``allow_relative``: a relative clause at its end;
-    ``allow_new_subject``: a subject that is spoken of for the first time; ``allow_time``: it may say when;
-    ``is_event``: it tells what happens, and not how things are, or, if it is one of ``allow_feeling`` too,
-    how somebody feels; ``is_embedded``: within another clause.
+    ``allow_lists``: noun phrases joined by *and*. ``allow_relative``: a relative clause at the end.
+    ``allow_new_subject``: a subject that is mentioned for the first time. ``allow_time``: a time adverb.
+    ``is_event``: only events; with ``allow_feeling``, also feelings. ``is_embedded``: the clause is inside
+    another.
     """
 
     tense: Tense
@@ -102,13 +102,13 @@ class ClauseScope:
     is_embedded: bool = False
 
     def form(self, agreement: SubjectAgreement) -> PredicateForm:
-        """How its predicate is said."""
+        """The form of the predicate."""
         return PredicateForm(agreement, self.tense, self.ending)
 
 
 @dataclass(frozen=True)
 class Clause:
-    """When, who, and what is said of them: in this order in both languages."""
+    """Time, subject and predicate, in this order in both languages."""
 
     time: Phrase | None
     subject: Phrase | None
@@ -116,13 +116,13 @@ class Clause:
 
     @property
     def phrase(self) -> Phrase:
-        """All of it."""
+        """The complete clause."""
         return concatenate([self.time, self.subject, self.predicate])
 
 
 @dataclass(frozen=True)
 class VerbArguments:
-    """A verb and what stands around it."""
+    """A verb with its arguments and adverbs."""
 
     verb: Phrase
     object: Phrase | None = None
@@ -136,7 +136,7 @@ class VerbArguments:
 
     @property
     def phrase(self) -> Phrase:
-        """All of it, in the order of each language."""
+        """All parts, in the order of each language."""
         p = self
         english = [p.frequency, p.verb, p.object, p.recipient, p.manner, p.tool, p.companion, p.place, p.time]
         korean = [p.time, p.frequency, p.companion, p.place, p.tool, p.recipient, p.object, p.manner, p.verb]
@@ -145,7 +145,7 @@ class VerbArguments:
 
 @dataclass(frozen=True)
 class VerbAction:
-    """What somebody does. ``is_closed``: it ends in a relative clause, and nothing may follow."""
+    """An action. ``is_closed``: it ends with a relative clause, and nothing may follow."""
 
     verb: Verb
     mood: Mood
@@ -161,14 +161,10 @@ class ClauseSampler:
         self.nominals = NominalSampler(rng)
 
     def draw_clause(self, scope: ClauseScope, subject: Nominal | None = None) -> Clause:
-        """A clause of any kind; one about a person, if the ``draw_subject`` is given."""
+        """A clause of any kind. If ``subject`` is given, an action or a feeling."""
         if subject:
-            feels = scope.allow_feeling and self.rng.bernoulli(0.5)
-            return (
-                self._draw_feeling_clause(scope, subject)
-                if feels
-                else self._draw_action_clause(scope, subject)
-            )
+            is_feeling = scope.allow_feeling and self.rng.bernoulli(0.5)
+            return self._draw_feeling_clause(scope, subject) if is_feeling else self._draw_action_clause(scope, subject)
         if scope.is_event:
             kinds = {
                 self._draw_action_clause: 0.7,
@@ -178,137 +174,131 @@ class ClauseSampler:
                 self._draw_location_clause: 0.04,
             }
             return self.rng.weighted_choice(kinds)(scope)
-        at_hand = scope.tense is not Tense.FUTURE
+        is_not_future = scope.tense is not Tense.FUTURE
         kinds = {
             self._draw_action_clause: 0.6,
             self._draw_animal_clause: 0.05,
             self._draw_weather_clause: 0.02,
             self._draw_quality_clause: 0.12,
-            self._draw_identity_clause: 0.13 * (at_hand and scope.ending is Ending.PLAIN),
+            self._draw_identity_clause: 0.13 * (is_not_future and scope.ending is Ending.PLAIN),
             self._draw_becoming_clause: 0.03 * (scope.tense is not Tense.PRESENT),
             self._draw_location_clause: 0.04,
-            self._draw_position_clause: 0.05 * at_hand,
+            self._draw_position_clause: 0.05 * is_not_future,
         }
         return self.rng.weighted_choice(kinds)(scope)
 
     def draw_subject(self, scope: ClauseScope) -> Nominal:
-        """Somebody who does something."""
+        """The subject of an action."""
         if scope.allow_lists and self.rng.bernoulli(0.1):
             return self.nominals.draw_pair()
-        which = ANY_NOUN if scope.allow_new_subject else KNOWN_NOUN
+        weights = ANY_NOUN if scope.allow_new_subject else KNOWN_NOUN
         relative = not scope.is_embedded and self.rng.bernoulli(0.08)
-        return self.nominals.draw_any(lexicon.PEOPLE, which, subject=True, relative=relative)
+        return self.nominals.draw_any(lexicon.PEOPLE, weights, subject=True, relative=relative)
 
     def draw_verb(self, verbs: Sequence[Verb], form: PredicateForm) -> Verb:
-        """One of the verbs, such that it tells its tense."""
+        """One of the verbs whose form shows the tense."""
         while True:
             verb = self.nominals.draw_unused(verbs)
-            told = form.tense is not Tense.PRESENT or verb.distinguishes_tense(form.agreement)
-            if told and not (verb.is_stative and form.ending is Ending.WHEN):
+            shows_tense = form.tense is not Tense.PRESENT or verb.distinguishes_tense(form.agreement)
+            if shows_tense and not (verb.is_stative and form.ending is Ending.WHEN):
                 return verb
 
     def add_object(self, verb: Verb, verb_phrase: Phrase) -> Phrase:
-        """A verb with its object, and perhaps an adverb."""
+        """A verb with its object, and optionally an adverb."""
         return VerbArguments(verb_phrase, self._draw_object(verb), manner=self._draw_manner(verb)).phrase
 
     def draw_time(self, tense: Tense) -> Phrase:
         """yesterday, on monday."""
         return self.rng.choice(lexicon.TIMES[tense])
 
-    # What somebody does
+    # Actions
 
     def _draw_action_clause(self, scope: ClauseScope, subject: Nominal | None = None) -> Clause:
         """minsu reads a book: 민수는 책을 읽는다."""
         subject = subject or self.draw_subject(scope)
         kinds = {self._draw_plain_action: 0.73, self._draw_motion: 0.15, self._draw_transfer: 0.12}
-        act = self.rng.weighted_choice(kinds)(scope, scope.form(subject.agreement))
-        if not act.is_closed and not act.verb.is_stative:
-            act = self._add_adverbs(act, scope, subject.agreement)
-        return self._add_time(act, scope, subject)
+        action = self.rng.weighted_choice(kinds)(scope, scope.form(subject.agreement))
+        if not action.is_closed and not action.verb.is_stative:
+            action = self._add_adverbs(action, scope, subject.agreement)
+        return self._add_time(action, scope, subject)
 
     def _draw_plain_action(self, scope: ClauseScope, form: PredicateForm) -> VerbAction:
         """reads a book: 책을 읽는다; sleeps: 잔다."""
-        verb = self.draw_verb(
-            lexicon.TRANSITIVES if self.rng.bernoulli(0.82) else lexicon.INTRANSITIVES, form
-        )
+        verb = self.draw_verb(lexicon.TRANSITIVES if self.rng.bernoulli(0.82) else lexicon.INTRANSITIVES, form)
         mood = self._draw_mood(verb, form)
-        closed = scope.allow_relative and bool(verb.objects) and self.rng.bernoulli(0.12)
-        what = self._draw_object(verb, allow_lists=scope.allow_lists, relative=closed)
-        return VerbAction(verb, mood, VerbArguments(make_verb_phrase(verb, mood, form), what), closed)
+        is_closed = scope.allow_relative and bool(verb.objects) and self.rng.bernoulli(0.12)
+        object_phrase = self._draw_object(verb, allow_lists=scope.allow_lists, relative=is_closed)
+        return VerbAction(verb, mood, VerbArguments(make_verb_phrase(verb, mood, form), object_phrase), is_closed)
 
     def _draw_motion(self, scope: ClauseScope, form: PredicateForm) -> VerbAction:
         """goes to the school: 학교에 간다."""
-        goals = [
-            goal for goal in lexicon.MOTION_VERBS if not (goal.verb.is_stative and form.ending is Ending.WHEN)
+        options = [
+            motion for motion in lexicon.MOTION_VERBS if not (motion.verb.is_stative and form.ending is Ending.WHEN)
         ]
-        goal = self.nominals.draw_unused(goals)
-        mood = self._draw_mood(goal.verb, form)
-        to = self._make_place(self.rng.choice(goal.places), goal.particle, is_directional=goal.is_directional)
-        rides = goal.particle is AT and not goal.verb.is_stative  # 버스로 학교에: one 로 is enough
-        by = self.rng.choice(lexicon.TRANSPORT_PHRASES) if rides and self.rng.bernoulli(0.25) else None
+        motion = self.nominals.draw_unused(options)
+        mood = self._draw_mood(motion.verb, form)
+        destination = self._make_place(
+            self.rng.choice(motion.places), motion.particle, is_directional=motion.is_directional
+        )
+        allows_transport = motion.particle is AT and not motion.verb.is_stative  # 버스로 학교에, but not twice 로
+        transport = (
+            self.rng.choice(lexicon.TRANSPORT_PHRASES) if allows_transport and self.rng.bernoulli(0.25) else None
+        )
         return VerbAction(
-            goal.verb, mood, VerbArguments(make_verb_phrase(goal.verb, mood, form), recipient=to, tool=by)
+            motion.verb,
+            mood,
+            VerbArguments(make_verb_phrase(motion.verb, mood, form), recipient=destination, tool=transport),
         )
 
     def _draw_transfer(self, scope: ClauseScope, form: PredicateForm) -> VerbAction:
         """gives a book to minsu: 민수에게 책을 준다."""
         verb = self.nominals.draw_unused(lexicon.DATIVES)
         mood = self._draw_mood(verb, form)
-        closed = scope.allow_relative and self.rng.bernoulli(0.12)
-        what = self._draw_object(verb)
-        to = self.nominals.draw_any(lexicon.PEOPLE, relative=closed).phrase
+        is_closed = scope.allow_relative and self.rng.bernoulli(0.12)
+        object_phrase = self._draw_object(verb)
+        recipient = self.nominals.draw_any(lexicon.PEOPLE, relative=is_closed).phrase
         return VerbAction(
             verb,
             mood,
             VerbArguments(
-                make_verb_phrase(verb, mood, form), what, prepend_english("to", add_particle(to, TO))
+                make_verb_phrase(verb, mood, form),
+                object_phrase,
+                prepend_english("to", add_particle(recipient, TO)),
             ),
-            closed,
+            is_closed,
         )
 
     def _add_adverbs(self, act: VerbAction, scope: ClauseScope, agreement: SubjectAgreement) -> VerbAction:
-        """How, with what, with whom, where, and how often."""
-        verb, parts = act.verb, replace(act.arguments, manner=self._draw_manner(act.verb))
+        """Add manner, tool, companion, place and frequency."""
+        verb, arguments = act.verb, replace(act.arguments, manner=self._draw_manner(act.verb))
         if verb.base in lexicon.TOOLS and self.rng.bernoulli(0.15):
             tool = self.nominals.make_noun_phrase(
                 self.nominals.draw_unused(lexicon.TOOLS[verb.base]), plural=False
             ).phrase
-            parts = replace(parts, tool=prepend_english("with", add_particle(tool, BY)))
-        elif (
-            verb.allows_progressive
-            and not verb.takes_people
-            and parts.tool is None
-            and self.rng.bernoulli(0.07)
-        ):
-            friend, together = (
+            arguments = replace(arguments, tool=prepend_english("with", add_particle(tool, BY)))
+        elif verb.allows_progressive and not verb.takes_people and arguments.tool is None and self.rng.bernoulli(0.07):
+            companion, together = (
                 add_particle(self.nominals.draw_any(lexicon.PEOPLE).phrase, AND),
                 align_words("with", "함께"),
             )
-            parts = replace(parts, companion=arrange([together, friend], [friend, together]))
-        if parts.recipient is None and self.rng.bernoulli(0.15):
-            parts = replace(parts, place=self._make_place(self.rng.choice(lexicon.PLACES), IN))
-        told = (
-            act.mood is Mood.SIMPLE
-            and scope.tense is not Tense.FUTURE
-            and verb.distinguishes_tense(agreement)
+            arguments = replace(arguments, companion=arrange([together, companion], [companion, together]))
+        if arguments.recipient is None and self.rng.bernoulli(0.15):
+            arguments = replace(arguments, place=self._make_place(self.rng.choice(lexicon.PLACES), IN))
+        allows_frequency = (
+            act.mood is Mood.SIMPLE and scope.tense is not Tense.FUTURE and verb.distinguishes_tense(agreement)
         )
-        if told and not scope.is_embedded and self.rng.bernoulli(0.1):
-            parts = replace(parts, frequency=self.rng.choice(lexicon.FREQUENCIES))
-        return replace(act, arguments=parts)
+        if allows_frequency and not scope.is_embedded and self.rng.bernoulli(0.1):
+            arguments = replace(arguments, frequency=self.rng.choice(lexicon.FREQUENCIES))
+        return replace(act, arguments=arguments)
 
     def _add_time(self, act: VerbAction, scope: ClauseScope, subject: Nominal) -> Clause:
-        """With a time at the beginning or the end, or without."""
+        """A clause with an optional time at the beginning or the end."""
         time = None
-        if (
-            scope.allow_time
-            and not act.verb.is_stative
-            and not act.arguments.frequency
-            and self.rng.bernoulli(0.25)
-        ):
-            now = scope.tense is Tense.PRESENT
-            if act.mood is Mood.GOING_ON and now:
+        if scope.allow_time and not act.verb.is_stative and not act.arguments.frequency and self.rng.bernoulli(0.25):
+            is_present = scope.tense is Tense.PRESENT
+            if act.mood is Mood.GOING_ON and is_present:
                 time = lexicon.NOW
-            elif act.mood in (Mood.SIMPLE, Mood.MUST) or (act.mood is Mood.NOT and not now):
+            elif act.mood in (Mood.SIMPLE, Mood.MUST) or (act.mood is Mood.NOT and not is_present):
                 time = self.draw_time(scope.tense)
         if act.is_closed or self.rng.bernoulli(0.35):
             return Clause(time, _mark_subject(subject, scope), act.arguments.phrase)
@@ -320,19 +310,17 @@ class ClauseSampler:
         subject = self.nominals.draw_any(animals, ANY_NOUN if scope.allow_new_subject else KNOWN_NOUN)
         form = scope.form(subject.agreement)
         mood = self._draw_mood(verb, form, has_agency=False)
-        act = VerbAction(
-            verb, mood, VerbArguments(make_verb_phrase(verb, mood, form), self._draw_object(verb))
-        )
-        return self._add_time(act, scope, subject)
+        action = VerbAction(verb, mood, VerbArguments(make_verb_phrase(verb, mood, form), self._draw_object(verb)))
+        return self._add_time(action, scope, subject)
 
     def _draw_weather_clause(self, scope: ClauseScope) -> Clause:
         """it rains: 비가 온다."""
         verb, form = self.rng.choice(lexicon.WEATHER), scope.form(SubjectAgreement.SINGULAR)
         mood = self._draw_mood(verb, form, has_agency=False)
-        act = VerbAction(verb, mood, VerbArguments(make_verb_phrase(verb, mood, form)))
-        return self._add_time(act, scope, WEATHER_SUBJECT)
+        action = VerbAction(verb, mood, VerbArguments(make_verb_phrase(verb, mood, form)))
+        return self._add_time(action, scope, WEATHER_SUBJECT)
 
-    # What somebody or something is
+    # States
 
     def _draw_quality_clause(self, scope: ClauseScope) -> Clause:
         """the house is big: 집은 크다."""
@@ -346,13 +334,11 @@ class ClauseSampler:
         return self._make_adjective_clause(adjective, subject or self.draw_subject(scope), scope)
 
     def _make_adjective_clause(self, adjective: Adjective, subject: Nominal, scope: ClauseScope) -> Clause:
-        negative = self.rng.bernoulli(0.2)
-        degree = self.rng.choice(lexicon.DEGREES) if not negative and self.rng.bernoulli(0.25) else None
-        predicate = make_adjective_phrase(adjective, degree, negative, scope.form(subject.agreement))
-        passing = (
-            adjective in lexicon.FEELING_ADJECTIVES and scope.tense is not Tense.PRESENT and scope.allow_time
-        )
-        time = self.draw_time(scope.tense) if passing and self.rng.bernoulli(0.25) else None
+        is_negative = self.rng.bernoulli(0.2)
+        degree = self.rng.choice(lexicon.DEGREES) if not is_negative and self.rng.bernoulli(0.25) else None
+        predicate = make_adjective_phrase(adjective, degree, is_negative, scope.form(subject.agreement))
+        allows_time = adjective in lexicon.FEELING_ADJECTIVES and scope.tense is not Tense.PRESENT and scope.allow_time
+        time = self.draw_time(scope.tense) if allows_time and self.rng.bernoulli(0.25) else None
         return Clause(None, _mark_subject(subject, scope), VerbArguments(predicate, time=time).phrase)
 
     def _draw_identity_clause(self, scope: ClauseScope) -> Clause:
@@ -363,78 +349,67 @@ class ClauseSampler:
             agreement = SubjectAgreement.PLURAL if plural else SubjectAgreement.SINGULAR
             subject = Nominal(align_words(*self.rng.choice(DEMONSTRATIVES[agreement])), agreement, plural)
             relative = scope.allow_relative and self.rng.bernoulli(0.15)
-            what = self.nominals.make_noun_phrase(
-                noun, PREDICATE_NOUN, plural=plural, relative=relative
-            ).phrase
+            complement = self.nominals.make_noun_phrase(noun, PREDICATE_NOUN, plural=plural, relative=relative).phrase
         else:
             subject = self.nominals.draw_any(lexicon.IDENTIFIABLE_PEOPLE, KNOWN_NOUN, subject=True)
-            what = self._draw_role(subject, possessed=self.rng.bernoulli(0.35))
-        negative = self.rng.bernoulli(0.2)
+            complement = self._draw_role(subject, possessed=self.rng.bernoulli(0.35))
+        is_negative = self.rng.bernoulli(0.2)
         return Clause(
             None,
             _mark_subject(subject, scope),
-            make_copula_phrase(what, negative, scope.form(subject.agreement)),
+            make_copula_phrase(complement, is_negative, scope.form(subject.agreement)),
         )
 
     def _draw_becoming_clause(self, scope: ClauseScope) -> Clause:
         """minsu became a doctor: 민수는 의사가 되었다."""
         subject = self.nominals.draw_any(lexicon.IDENTIFIABLE_PEOPLE, KNOWN_NOUN, subject=True)
         mood = Mood.NOT if self.rng.bernoulli(0.15) else Mood.SIMPLE
-        what = add_particle(self._draw_role(subject, possessed=False), SUBJECT)
-        became = make_verb_phrase(lexicon.BECOME, mood, scope.form(subject.agreement))
+        complement = add_particle(self._draw_role(subject, possessed=False), SUBJECT)
+        verb_phrase = make_verb_phrase(lexicon.BECOME, mood, scope.form(subject.agreement))
         time = self.draw_time(scope.tense) if mood is Mood.SIMPLE and self.rng.bernoulli(0.2) else None
-        return Clause(None, _mark_subject(subject, scope), VerbArguments(became, what, time=time).phrase)
+        return Clause(None, _mark_subject(subject, scope), VerbArguments(verb_phrase, complement, time=time).phrase)
 
     def _draw_role(self, subject: Nominal, *, possessed: bool) -> Phrase:
-        """What a person is, or is to somebody: a doctor, my friend."""
+        """A profession or a relation of a person: a doctor, my friend."""
         noun = self.nominals.draw_unused(lexicon.RELATIONS if possessed else lexicon.PROFESSIONS)
         return self.nominals.make_noun_phrase(
             noun, POSSESSED_PREDICATE if possessed else INDEFINITE_PREDICATE, plural=subject.is_plural
         ).phrase
 
-    # Where somebody or something is
+    # Locations
 
     def _draw_location_clause(self, scope: ClauseScope) -> Clause:
         """minsu is in the library: 민수는 도서관에 있다."""
         subject = self.nominals.draw_any(lexicon.PEOPLE, KNOWN_NOUN, subject=True)
         place = self._make_place(self.rng.choice([*lexicon.PLACES, *lexicon.PROPER_PLACES]), AT)
-        negative = scope.tense is not Tense.FUTURE and self.rng.bernoulli(0.15)
-        there = make_existence_phrase(negative, scope.form(subject.agreement))
-        timed = (
-            scope.allow_time
-            and not negative
-            and scope.tense is not Tense.PRESENT
-            and self.rng.bernoulli(0.25)
+        is_negative = scope.tense is not Tense.FUTURE and self.rng.bernoulli(0.15)
+        existence = make_existence_phrase(is_negative, scope.form(subject.agreement))
+        has_time = (
+            scope.allow_time and not is_negative and scope.tense is not Tense.PRESENT and self.rng.bernoulli(0.25)
         )
-        time = self.draw_time(scope.tense) if timed else None
-        return Clause(
-            None, _mark_subject(subject, scope), VerbArguments(there, recipient=place, time=time).phrase
-        )
+        time = self.draw_time(scope.tense) if has_time else None
+        return Clause(None, _mark_subject(subject, scope), VerbArguments(existence, recipient=place, time=time).phrase)
 
     def _draw_position_clause(self, scope: ClauseScope) -> Clause:
         """the cup is on the table: 컵은 탁자 위에 있다; there is a cup on the table: 탁자 위에 컵이 있다."""
         position, grounds = self.rng.choice(lexicon.POSITIONS)
-        ground = self.nominals.make_noun_phrase(
-            self.nominals.draw_unused(grounds), KNOWN_NOUN, plural=False
-        ).phrase
-        where = arrange([position, ground], [ground, position])
+        ground = self.nominals.make_noun_phrase(self.nominals.draw_unused(grounds), KNOWN_NOUN, plural=False).phrase
+        location = arrange([position, ground], [ground, position])
         if self.rng.bernoulli(0.5):
-            thing = self.nominals.draw_any(lexicon.MOVABLE_NOUNS, KNOWN_NOUN)
-            there = make_existence_phrase(self.rng.bernoulli(0.15), scope.form(thing.agreement))
-            return Clause(None, _mark_subject(thing, scope), arrange([there, where], [where, there]))
-        thing = self.nominals.draw_any(lexicon.MOVABLE_NOUNS, NEW_NOUN)
-        there = prepend_english("there", make_existence_phrase(False, scope.form(thing.agreement)))
-        what = add_particle(thing.phrase, SUBJECT)
-        return Clause(None, None, arrange([there, what, where], [where, what, there]))
+            nominal = self.nominals.draw_any(lexicon.MOVABLE_NOUNS, KNOWN_NOUN)
+            existence = make_existence_phrase(self.rng.bernoulli(0.15), scope.form(nominal.agreement))
+            return Clause(None, _mark_subject(nominal, scope), arrange([existence, location], [location, existence]))
+        nominal = self.nominals.draw_any(lexicon.MOVABLE_NOUNS, NEW_NOUN)
+        existence = prepend_english("there", make_existence_phrase(False, scope.form(nominal.agreement)))
+        subject_phrase = add_particle(nominal.phrase, SUBJECT)
+        return Clause(None, None, arrange([existence, subject_phrase, location], [location, subject_phrase, existence]))
 
     # Parts of clauses
 
     def _draw_mood(self, verb: Verb, form: PredicateForm, *, has_agency: bool = True) -> Mood:
-        """A mood of this verb; ``has_agency``: of somebody who can and must."""
+        """A mood of this verb. ``has_agency``: the subject allows *can* and *must*."""
         moods = {
-            mood: MOOD_WEIGHTS[mood]
-            for mood in STATED_MOODS
-            if form.ending is not Ending.WHEN or mood is Mood.SIMPLE
+            mood: MOOD_WEIGHTS[mood] for mood in STATED_MOODS if form.ending is not Ending.WHEN or mood is Mood.SIMPLE
         }
         if not (form.tense is Tense.FUTURE or verb.is_stative or form.ending is Ending.IF):
             if verb.allows_progressive:
@@ -449,25 +424,23 @@ class ClauseSampler:
         if not verb.objects:
             return None
         if allow_lists and not relative and len(verb.objects) > 1 and self.rng.bernoulli(0.12):
-            what = self.nominals.draw_list(verb.objects, either=self.rng.bernoulli(0.2))
+            nominal = self.nominals.draw_list(verb.objects, either=self.rng.bernoulli(0.2))
         else:
-            what = self.nominals.draw_any(verb.objects, relative=relative)
-        return add_particle(what.phrase, OBJECT)
+            nominal = self.nominals.draw_any(verb.objects, relative=relative)
+        return add_particle(nominal.phrase, OBJECT)
 
     def _draw_manner(self, verb: Verb) -> Phrase | None:
         return self.rng.choice(verb.manners) if verb.manners and self.rng.bernoulli(0.12) else None
 
     def _make_place(self, place: PlacePhrase, particle: Particle, *, is_directional: bool = False) -> Phrase:
         """in the library: 도서관에서; to the library: 도서관에."""
-        what = place.noun
-        where = (
-            what
-            if isinstance(what, Phrase)
-            else self.nominals.make_noun_phrase(what, KNOWN_NOUN, plural=False).phrase
+        noun = place.noun
+        noun_phrase = (
+            noun if isinstance(noun, Phrase) else self.nominals.make_noun_phrase(noun, KNOWN_NOUN, plural=False).phrase
         )
         return prepend_english(
             place.direction_preposition if is_directional else place.preposition,
-            add_particle(where, particle),
+            add_particle(noun_phrase, particle),
         )
 
 

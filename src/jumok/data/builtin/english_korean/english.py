@@ -1,4 +1,4 @@
-"""English word forms by rule; what the rules do not give stands in the lexicon.
+"""Rules of English word forms. Irregular forms are in the lexicon.
 
 >>> add_s("story"), add_s("watch"), add_ed("study"), add_ing("bake")
 ('stories', 'watches', 'studied', 'baking')
@@ -12,11 +12,11 @@ from jumok.data.builtin.english_korean.korean import Tense
 
 __all__ = ["SubjectAgreement", "add_ed", "add_ing", "add_s", "choose_article", "conjugate_be", "conjugate_do"]
 
-PLAIN_S_WORDS = ("piano", "photo", "zoo")  # in -o, but without -es
+PLAIN_S_WORDS = ("piano", "photo", "zoo")  # end in -o, but take -s
 
 
 class SubjectAgreement(enum.Enum):
-    """What a verb asks of its subject."""
+    """The person and number of a subject that the verb agrees with."""
 
     FIRST = "i"
     SINGULAR = "he, she, it"
@@ -27,13 +27,11 @@ def conjugate_be(agreement: SubjectAgreement, tense: Tense) -> str:
     """am, is, are, was, were."""
     if tense is Tense.PAST:
         return "were" if agreement is SubjectAgreement.PLURAL else "was"
-    return {SubjectAgreement.FIRST: "am", SubjectAgreement.SINGULAR: "is", SubjectAgreement.PLURAL: "are"}[
-        agreement
-    ]
+    return {SubjectAgreement.FIRST: "am", SubjectAgreement.SINGULAR: "is", SubjectAgreement.PLURAL: "are"}[agreement]
 
 
 def conjugate_do(agreement: SubjectAgreement, tense: Tense) -> str:
-    """do, does, did: what *not* leans on."""
+    """do, does, did: the auxiliary verb of *not*."""
     return "did" if tense is Tense.PAST else "does" if agreement is SubjectAgreement.SINGULAR else "do"
 
 
@@ -43,7 +41,7 @@ def choose_article(word: str) -> str:
 
 
 def add_s(word: str) -> str:
-    """The plural of a noun, the form of a verb after he, she, it."""
+    """The plural of a noun, or the third person singular of a verb."""
     if word.endswith(("s", "x", "ch", "sh", "o")) and word not in PLAIN_S_WORDS:
         return word + "es"
     return word[:-1] + "ies" if _ends_in_consonant_y(word) else word + "s"
@@ -57,7 +55,7 @@ def add_ed(word: str) -> str:
 
 
 def add_ing(word: str) -> str:
-    """What follows *is* where something goes on; a doubled consonant (running) stands in the lexicon."""
+    """The present participle. Forms with a doubled consonant (running) are in the lexicon."""
     return (word[:-1] if word.endswith("e") and not word.endswith("ee") else word) + "ing"
 
 

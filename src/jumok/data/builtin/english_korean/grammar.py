@@ -1,11 +1,10 @@
-"""The grammar: draws a sentence at random, in English and in Korean at once.
+"""The synchronous grammar: draws a random sentence in English and Korean.
 
-Every rule puts phrases together in the order of each language. So that one English sentence has one
-translation, the rules keep away from what English leaves open: behind a relative clause at the end nothing
-stands that might belong to either clause, *they read* is always the past, and where *and* joins clauses it
-joins no noun phrases.
+Every rule combines phrases in the order of each language. The rules avoid ambiguous English, so that a
+sentence has only one translation: nothing follows a relative clause at the end that might belong to either
+clause, *they read* is always past tense, and if *and* joins clauses, it joins no noun phrases.
 
->>> phrase = sentence(Dice(9))
+>>> phrase = draw_sentence(PortableRandom(9))
 >>> " ".join(phrase.english)
 "this was not eunji's small tree"
 >>> " ".join(phrase.korean)
@@ -45,7 +44,7 @@ PROGRESSIVE_VERBS = [verb for verb in ACTION_VERBS if verb.allows_progressive]
 
 
 def draw_sentence(rng: PortableRandom) -> Phrase:
-    """Draws a sentence."""
+    """Draw a sentence."""
     tense = rng.weighted_choice(TENSE_WEIGHTS)
     clauses = ClauseSampler(rng)
     if (count := rng.weighted_choice(CLAUSE_COUNT_WEIGHTS)) > 1:
@@ -55,58 +54,52 @@ def draw_sentence(rng: PortableRandom) -> Phrase:
 
 
 def _draw_single(clauses: ClauseSampler, tense: Tense) -> Phrase:
-    return clauses.draw_clause(
-        ClauseScope(tense, allow_lists=True, allow_relative=True, allow_new_subject=True)
-    ).phrase
+    return clauses.draw_clause(ClauseScope(tense, allow_lists=True, allow_relative=True, allow_new_subject=True)).phrase
 
 
 def _draw_joined(clauses: ClauseSampler, tense: Tense, count: int) -> Phrase:
-    """Clauses joined by and, one of them perhaps by but; the last one may have a clause of its own."""
-    dice = clauses.rng
-    turn = dice.choice(range(1, count)) if dice.bernoulli(0.4) else 0
+    """Clauses joined by *and*, and optionally one *but*. The last one may have a subordinate clause."""
+    rng = clauses.rng
+    but_position = rng.choice(range(1, count)) if rng.bernoulli(0.4) else 0
     parts = []
-    for number in range(1, count):
-        ending, word = (Ending.BUT, "but") if number == turn else (Ending.AND, "and")
-        parts.append(
-            append_english(clauses.draw_clause(ClauseScope(tense, ending, allow_relative=True)).phrase, word)
-        )
-    if dice.bernoulli(0.2):
+    for position in range(1, count):
+        ending, word = (Ending.BUT, "but") if position == but_position else (Ending.AND, "and")
+        parts.append(append_english(clauses.draw_clause(ClauseScope(tense, ending, allow_relative=True)).phrase, word))
+    if rng.bernoulli(0.2):
         return concatenate([*parts, _draw_subordinate(clauses, tense)])
     return concatenate([*parts, clauses.draw_clause(ClauseScope(tense, allow_relative=True)).phrase])
 
 
 def _draw_subordinate(clauses: ClauseSampler, tense: Tense) -> Phrase:
-    """A clause, and why, when or if: in Korean, that comes first."""
-    dice = clauses.rng
-    ending = dice.weighted_choice(
-        {Ending.BECAUSE: 0.5, Ending.WHEN: 0.3, Ending.IF: 0.9 * (tense is Tense.FUTURE)}
-    )
-    subject = clauses.nominals.draw_pronoun(as_subject=True) if dice.bernoulli(0.35) else None
-    feeling = dice.bernoulli(0.5)
-    scope = ClauseScope(tense, allow_time=ending is not Ending.WHEN, is_event=True, allow_feeling=feeling)
+    """A clause with *because*, *when* or *if*. In Korean, the subordinate clause comes first."""
+    rng = clauses.rng
+    ending = rng.weighted_choice({Ending.BECAUSE: 0.5, Ending.WHEN: 0.3, Ending.IF: 0.9 * (tense is Tense.FUTURE)})
+    subject = clauses.nominals.draw_pronoun(as_subject=True) if rng.bernoulli(0.35) else None
+    has_feeling = rng.bernoulli(0.5)
+    scope = ClauseScope(tense, allow_time=ending is not Ending.WHEN, is_event=True, allow_feeling=has_feeling)
     main = clauses.draw_clause(scope, subject)
-    if subject is None:  # else *he* would be taken for the one whom the first clause is about
+    if subject is None:  # otherwise *he* would refer to the subject of the first clause
         clauses.nominals.exclude(lexicon.THIRD_PERSONS)
-    earlier = Tense.PAST if tense is Tense.PAST else Tense.PRESENT
-    within = ClauseScope(
-        earlier,
+    subordinate_tense = Tense.PAST if tense is Tense.PAST else Tense.PRESENT
+    subordinate_scope = ClauseScope(
+        subordinate_tense,
         ending,
         allow_new_subject=True,
         allow_time=False,
         is_event=True,
-        allow_feeling=not feeling,
+        allow_feeling=not has_feeling,
         is_embedded=True,
     )
-    other = clauses.draw_clause(within, subject)
+    subordinate = clauses.draw_clause(subordinate_scope, subject)
     if subject is None:
-        why, what = _add_conjunction(ending, other.phrase), main.phrase
-        return arrange([what, why], [why, what])
-    # Of the same person, the subject is said once: i slept because i was tired, 나는 피곤했기 때문에 잤다.
-    why = _add_conjunction(
-        ending, concatenate([make_unaligned(" ".join(subject.phrase.english)), other.predicate])
+        reason, consequence = _add_conjunction(ending, subordinate.phrase), main.phrase
+        return arrange([consequence, reason], [reason, consequence])
+    # Korean omits the repeated subject: i slept because i was tired, 나는 피곤했기 때문에 잤다.
+    reason = _add_conjunction(
+        ending, concatenate([make_unaligned(" ".join(subject.phrase.english)), subordinate.predicate])
     )
-    who = concatenate([main.time, main.subject])
-    return arrange([who, main.predicate, why], [who, why, main.predicate])
+    subject_phrase = concatenate([main.time, main.subject])
+    return arrange([subject_phrase, main.predicate, reason], [subject_phrase, reason, main.predicate])
 
 
 def _add_conjunction(ending: Ending, clause: Phrase) -> Phrase:
@@ -117,12 +110,12 @@ def _add_conjunction(ending: Ending, clause: Phrase) -> Phrase:
 
 
 def _draw_chain(clauses: ClauseSampler, tense: Tense) -> Phrase:
-    """One thing after the other: ate bread and slept, 빵을 먹고 잤다."""
-    dice = clauses.rng
+    """A sequence of actions: ate bread and slept, 빵을 먹고 잤다."""
+    rng = clauses.rng
     subject = clauses.draw_subject(ClauseScope(tense, allow_lists=True))
     form = ClauseScope(tense).form(subject.agreement)
     parts = []
-    for _ in range(2 if dice.bernoulli(0.25) else 1):
+    for _ in range(2 if rng.bernoulli(0.25) else 1):
         verb = clauses.draw_verb(PROGRESSIVE_VERBS, form)
         parts.append(append_english(clauses.add_object(verb, make_chained_verb(verb, form)), "and"))
     verb = clauses.draw_verb(ACTION_VERBS, form)
@@ -132,8 +125,8 @@ def _draw_chain(clauses: ClauseSampler, tense: Tense) -> Phrase:
         )
     else:
         predicate = concatenate([*parts, clauses.add_object(verb, make_verb_phrase(verb, Mood.SIMPLE, form))])
-    when = clauses.draw_time(tense) if dice.bernoulli(0.25) else None
-    return Clause(when, add_particle(subject.phrase, TOPIC), predicate).phrase
+    time = clauses.draw_time(tense) if rng.bernoulli(0.25) else None
+    return Clause(time, add_particle(subject.phrase, TOPIC), predicate).phrase
 
 
 def _draw_contrast(clauses: ClauseSampler, tense: Tense) -> Phrase:

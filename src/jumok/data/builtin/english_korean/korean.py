@@ -1,8 +1,8 @@
-"""Korean word forms by rule: particles after a noun, endings after the stem of a verb or an adjective.
+"""Rules of Korean word forms: particles of nouns, and endings of verbs and adjectives.
 
-A Hangul syllable is an initial, a vowel and perhaps a final consonant, and what follows a word depends on
-that final: 책은 but 사과는, 먹는다 but 간다. Everything here is a pure function of the written syllables and
-of the conjugation class that the lexicon gives.
+A Hangul syllable consists of an initial consonant, a vowel and an optional final consonant. Particles and
+endings depend on that final consonant: 책은 but 사과는, 먹는다 but 간다. All functions here are pure
+functions of the syllables and the conjugation class of the lexicon.
 
 >>> append_particle("책", TOPIC), append_particle("사과", TOPIC), append_particle("서울", BY)
 ('책은', '사과는', '서울로')
@@ -43,7 +43,7 @@ __all__ = [
     "make_past_stem",
 ]  # fmt: skip
 
-# The order in which Unicode counts the parts of a syllable.
+# The order of the parts of a syllable in Unicode.
 INITIALS = "ㄱㄲㄴㄷㄸㄹㅁㅂㅃㅅㅆㅇㅈㅉㅊㅋㅌㅍㅎ"
 VOWELS = "ㅏㅐㅑㅒㅓㅔㅕㅖㅗㅘㅙㅚㅛㅜㅝㅞㅟㅠㅡㅢㅣ"
 FINALS = ("", *"ㄱㄲㄳㄴㄵㄶㄷㄹㄺㄻㄼㄽㄾㄿㅀㅁㅂㅄㅅㅆㅇㅈㅊㅋㅌㅍㅎ")
@@ -60,9 +60,7 @@ def _decompose(syllable: str) -> tuple[str, str, str]:
 
 
 def _compose(initial: str, vowel: str, final_consonant: str = "") -> str:
-    number = (INITIALS.index(initial) * len(VOWELS) + VOWELS.index(vowel)) * len(FINALS) + FINALS.index(
-        final_consonant
-    )
+    number = (INITIALS.index(initial) * len(VOWELS) + VOWELS.index(vowel)) * len(FINALS) + FINALS.index(final_consonant)
     return chr(FIRST_SYLLABLE + number)
 
 
@@ -77,13 +75,13 @@ def _replace_final(word: str, final_consonant: str) -> str:
 
 
 def _replace_vowel(word: str, vowel: str) -> str:
-    """The last syllable, open, with another vowel."""
+    """Replace the vowel of the last syllable, and remove its final consonant."""
     return word[:-1] + _compose(_decompose(word[-1])[0], vowel)
 
 
 @dataclass(frozen=True)
 class Particle:
-    """What follows a noun, by the sound that the noun ends in."""
+    """The forms of a particle, by the last sound of the noun."""
 
     consonant: str
     vowel: str
@@ -104,7 +102,7 @@ OF = Particle("의", "의", "의")
 
 @functools.cache
 def append_particle(noun: str, particle: Particle) -> str:
-    """The noun with its particle, one written word."""
+    """The noun with its particle, written as one word."""
     if particle == SUBJECT and noun in ("나", "너"):
         return {"나": "내가", "너": "네가"}[noun]
     last = final_consonant(noun)
@@ -112,7 +110,7 @@ def append_particle(noun: str, particle: Particle) -> str:
 
 
 class PredicateGroup(enum.Enum):
-    """How a predicate says the present, alone and before a noun, and the past before a noun."""
+    """Groups of predicates, by their present, and their present and past before a noun."""
 
     ACTION = "먹는다, 먹는, 먹은"
     FEELING = "안다, 아는, 알았던"
@@ -125,7 +123,7 @@ VERB_GROUPS = (PredicateGroup.ACTION, PredicateGroup.FEELING)
 
 
 class Tense(enum.Enum):
-    """When it happens."""
+    """The tense of a predicate."""
 
     PAST = enum.auto()
     PRESENT = enum.auto()
@@ -133,7 +131,7 @@ class Tense(enum.Enum):
 
 
 class Ending(enum.Enum):
-    """What closes a predicate: the sentence ends, or goes on."""
+    """The ending of a predicate: final, or connecting."""
 
     PLAIN = "다"
     AND = "고"
@@ -141,14 +139,14 @@ class Ending(enum.Enum):
     BECAUSE = "기"  # before 때문에
     WHEN = "ㄹ"  # before 때
     IF = "면"
-    NOUN = "ㄴ"  # before the noun that it tells of
+    NOUN = "ㄴ"  # before the noun that it modifies
 
 
 @dataclass(frozen=True)
 class Stem:
     """A predicate without its ending. ``irregular`` names the conjugation class: ㅂ ㄷ ㅅ ㅎ 르, or none.
 
-    What is regular needs no name: ㅡ and ㄹ that drop out (크다 → 컸다, 살다 → 산다), and 하다.
+    Regular cases have no class: ㅡ and ㄹ that are dropped (크다 → 컸다, 살다 → 산다), and 하다.
     """
 
     text: str
@@ -158,7 +156,7 @@ class Stem:
 
 @functools.cache
 def conjugate(stem: Stem, tense: Tense, ending: Ending) -> str:
-    """As it is written. The future has a form of its own only before a noun: 갈, else 갈 것이다."""
+    """The written form. The future has its own form only before a noun: 갈; otherwise it is 갈 것이다."""
     if ending is Ending.NOUN:
         return _conjugate_before_noun(stem, tense)
     if tense is Tense.FUTURE:
@@ -166,11 +164,7 @@ def conjugate(stem: Stem, tense: Tense, ending: Ending) -> str:
     if tense is Tense.PAST:
         stem = make_past_stem(stem)
     if ending is Ending.PLAIN and stem.group in VERB_GROUPS:
-        return (
-            _append_with_eu(stem, "ㄴ") + "다"
-            if final_consonant(stem.text) in ("", "ㄹ")
-            else stem.text + "는다"
-        )
+        return _append_with_eu(stem, "ㄴ") + "다" if final_consonant(stem.text) in ("", "ㄹ") else stem.text + "는다"
     if ending in (Ending.WHEN, Ending.IF):
         return _append_with_eu(stem, ending.value)
     return f"{stem.text}{ending.value}"
@@ -187,7 +181,7 @@ def _conjugate_before_noun(stem: Stem, tense: Tense) -> str:
 
 
 def _append_with_eu(stem: Stem, ending: str) -> str:
-    """With an ending that puts 으 between itself and a consonant: ㄴ, ㄹ or 면."""
+    """Append ㄴ, ㄹ or 면, with 으 after a consonant."""
     text, last = stem.text, final_consonant(stem.text)
     if stem.irregular == "ㅂ":
         text, last = _replace_final(text, "") + "우", ""
@@ -204,17 +198,17 @@ def _append_with_eu(stem: Stem, ending: str) -> str:
 
 @functools.cache
 def make_infinitive(stem: Stem) -> str:
-    """The stem with 아 or 어, contracted as one writes: 먹어, 가, 마셔, 써, 해, 도와, 들어, 불러, 보아."""
+    """The stem with 아 or 어, contracted as in writing: 먹어, 가, 마셔, 써, 해, 도와, 들어, 불러, 보아."""
     text = stem.text
     initial, vowel, last = _decompose(text[-1])
-    before = _decompose(text[-2])[1:] if len(text) > 1 else ("", "")
-    bright = "ㅏ" if vowel in "ㅏㅗ" else "ㅓ"
+    previous = _decompose(text[-2])[1:] if len(text) > 1 else ("", "")
+    infinitive_vowel = "ㅏ" if vowel in "ㅏㅗ" else "ㅓ"
     if stem.group is PredicateGroup.COPULA:
         # 학생이어, but 의사여; and 아니어.
-        return text + "어" if before[1] or text.endswith("아니") else text[:-1] + "여"
+        return text + "어" if previous[1] or text.endswith("아니") else text[:-1] + "여"
     if stem.irregular == "르":
-        text, bright = _replace_final(text[:-1], "ㄹ"), "ㅏ" if before[0] in "ㅏㅗ" else "ㅓ"
-        return text + _compose("ㄹ", bright)
+        text, infinitive_vowel = _replace_final(text[:-1], "ㄹ"), "ㅏ" if previous[0] in "ㅏㅗ" else "ㅓ"
+        return text + _compose("ㄹ", infinitive_vowel)
     if stem.irregular == "ㅂ":
         return _replace_final(text, "") + ("와" if text == "돕" else "워")
     if stem.irregular == "ㅎ":
@@ -224,20 +218,18 @@ def make_infinitive(stem: Stem) -> str:
     if stem.irregular == "ㅅ":
         text = _replace_final(text, "")
     if last:
-        return text + _compose("ㅇ", bright)
+        return text + _compose("ㅇ", infinitive_vowel)
     if text[-1] == "하":
         return text[:-1] + "해"
     if vowel == "ㅡ":
-        return _replace_vowel(text, "ㅏ" if before[0] in ("ㅏ", "ㅗ") else "ㅓ")
+        return _replace_vowel(text, "ㅏ" if previous[0] in ("ㅏ", "ㅗ") else "ㅓ")
     if vowel in "ㅏㅓㅕㅐㅔ":
         return text
     if vowel == "ㅣ":
         return _replace_vowel(text, "ㅕ")
-    if (
-        vowel in "ㅗㅜ" and initial == "ㅇ"
-    ):  # 와, 배워; but 보아, 주어: both ways are right, this one is the written one
+    if vowel in "ㅗㅜ" and initial == "ㅇ":  # 와, 배워; but 보아, 주어, which may be contracted in speech
         return _replace_vowel(text, {"ㅗ": "ㅘ", "ㅜ": "ㅝ"}[vowel])
-    return text + _compose("ㅇ", bright)
+    return text + _compose("ㅇ", infinitive_vowel)
 
 
 def make_past_stem(stem: Stem) -> Stem:
@@ -246,5 +238,5 @@ def make_past_stem(stem: Stem) -> Stem:
 
 
 def make_negative_stem(stem: Stem) -> Stem:
-    """않, said of this predicate: 먹지 않는다, but 크지 않다."""
+    """않 in the group of this predicate: 먹지 않는다, but 크지 않다."""
     return Stem("않", stem.group if stem.group in VERB_GROUPS else PredicateGroup.STATE)

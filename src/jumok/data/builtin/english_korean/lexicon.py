@@ -1,8 +1,8 @@
-"""The words of the tables as values: what they are in both languages, and what goes with what.
+"""The lexicon: the parsed word tables, with both languages and selectional restrictions.
 
-An English word has one Korean counterpart, except where the words beside it decide: *play the piano* is
-연주하다, *play soccer* 하다, *play* 놀다. Verbs and adjectives name the nouns that they are said with, so
-that people read books and not rivers.
+An English word has one Korean equivalent, unless it depends on adjacent words: *play the piano* is 연주하다,
+*play soccer* is 하다, and *play* is 놀다. Verbs and adjectives list the nouns that they occur with, so that
+people read books and not rivers.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Noun:
-    """``plural`` and ``counter`` (책 두 권) are empty where one does not count: water.
+    """A noun. ``plural`` and ``counter`` (책 두 권) are empty for mass nouns (water).
 
-    ``takes_no_article``: it has no article either (soccer). ``can_be_owned``: it may be mine.
+    ``takes_no_article``: it has no article either (soccer). ``can_be_owned``: it may have a possessive.
     """
 
     english: str
@@ -105,7 +105,7 @@ class Pronoun:
 
 @dataclass(frozen=True, eq=False)
 class PlacePhrase:
-    """Where one is (``preposition``: in, at) or goes to (``towards``: to, or nothing): a noun or a name."""
+    """A place, with the prepositions of location (in, at) and of direction (to, or none)."""
 
     preposition: str
     direction_preposition: str
@@ -137,7 +137,7 @@ class Verb:
 
     @property
     def third_person(self) -> str:
-        """The form after he, she and it."""
+        """The third person singular."""
         return "has" if self.base == "have" else add_s(self.base)
 
     @property
@@ -145,13 +145,13 @@ class Verb:
         return any(noun.is_person for noun in self.objects)
 
     def distinguishes_tense(self, agreement: SubjectAgreement) -> bool:
-        """False where present and past are written alike: *they read*."""
+        """Whether present and past have different forms, unlike *they read*."""
         return self.base != self.past or agreement is SubjectAgreement.SINGULAR
 
 
 @dataclass(frozen=True, eq=False)
 class MotionVerb:
-    """A verb that names a place: where one goes to (``towards``) or is, with the particle of the place."""
+    """A verb with a place of direction (``is_directional``) or location, and the particle of the place."""
 
     verb: Verb
     is_directional: bool
@@ -161,7 +161,7 @@ class MotionVerb:
 
 @dataclass(frozen=True, eq=False)
 class Adjective:
-    """An adjective, and the nouns that it may be said of."""
+    """An adjective, and the nouns that it may modify."""
 
     english: str
     stem: Stem
@@ -173,62 +173,60 @@ def _replace_underscores(entry: str) -> str:
 
 
 def _split_rows(table: str) -> list[list[str]]:
-    """The lines of a table, split at blanks."""
+    """The lines of a table, split at spaces."""
     return [line.split() for line in table.strip().splitlines()]
 
 
 def _split_pairs(table: str) -> list[tuple[str, str]]:
-    """A table that is English and Korean in turn."""
+    """A table of English and Korean words in turn."""
     entries = [_replace_underscores(entry) for entry in table.split()]
     return list(zip(entries[::2], entries[1::2], strict=True))
 
 
 def _read_nouns() -> dict[str, Noun]:
-    found = {}
+    nouns = {}
     not_owned = word_tables.NOT_OWNED.replace("\n", "").split("+")
-    for kind, counter, *entries in _split_rows(word_tables.NOUNS):
-        counted = counter not in ("-", "=")
+    for category, counter, *entries in _split_rows(word_tables.NOUNS):
+        is_counted = counter not in ("-", "=")
         for forms, counterpart in _split_pairs(" ".join(entries)):
             english, _, plural = forms.partition("/")
-            found[english] = Noun(
+            nouns[english] = Noun(
                 english=english,
-                plural=(plural or add_s(english)) if counted else "",
+                plural=(plural or add_s(english)) if is_counted else "",
                 korean=counterpart,
-                counter=counter if counted else "",
-                category=kind,
+                counter=counter if is_counted else "",
+                category=category,
                 takes_no_article=counter == "=",
-                can_be_owned=english not in not_owned and kind not in not_owned,
+                can_be_owned=english not in not_owned and category not in not_owned,
             )
-    return found
+    return nouns
 
 
 NOUNS: Final = _read_nouns()
 
 
 def find_nouns(entry: str) -> tuple[Noun, ...]:
-    """The nouns of some kinds, groups of kinds, or single ones: ``find_nouns("people+animal+ball")``."""
-    found: dict[str, Noun] = {}
+    """The nouns of categories, groups of categories, or single nouns: ``"people+animal+ball"``."""
+    nouns: dict[str, Noun] = {}
     for part in entry.split("+"):
-        kinds = word_tables.NOUN_GROUPS.get(part, part).split()
-        some = [noun for noun in NOUNS.values() if noun.category in kinds] or [
+        categories = word_tables.NOUN_GROUPS.get(part, part).split()
+        matches = [noun for noun in NOUNS.values() if noun.category in categories] or [
             NOUNS[_replace_underscores(part)]
         ]
-        found |= {noun.english: noun for noun in some}
-    return tuple(found.values())
+        nouns |= {noun.english: noun for noun in matches}
+    return tuple(nouns.values())
 
 
 def _parse_stem(entry: str, group: PredicateGroup) -> Stem:
     form, _, irregular = entry.partition("/")
-    return Stem(
-        form.removesuffix("다"), PredicateGroup.EXISTENCE if form.endswith("있다") else group, irregular
-    )
+    return Stem(form.removesuffix("다"), PredicateGroup.EXISTENCE if form.endswith("있다") else group, irregular)
 
 
 def _parse_verb(forms: str, entry: str, nature: str = ".", manners: str = "-", objects: str = "-") -> Verb:
     base, past, ing = (*forms.split("/"), "", "")[:3]
     base, _, particle = base.partition("_")
     entry, _, negation = entry.partition("|")
-    lead, _, form = entry.rpartition("_")
+    korean_prefix, _, form = entry.rpartition("_")
     group = PredicateGroup.FEELING if nature == "=" else PredicateGroup.ACTION
     stem = _parse_stem(form, group)
     return Verb(
@@ -236,7 +234,7 @@ def _parse_verb(forms: str, entry: str, nature: str = ".", manners: str = "-", o
         past=past or add_ed(base),
         present_participle=ing or add_ing(base),
         particle=particle,
-        korean_prefix=lead,
+        korean_prefix=korean_prefix,
         stem=stem,
         negation_stem=Stem("못하", group) if negation == "-지_못하다" else korean.make_negative_stem(stem),
         opposite_stem=_parse_stem(negation, group) if negation and not negation.startswith("-") else None,
@@ -254,7 +252,7 @@ def _parse_time(english: str, counterpart: str) -> Phrase:
 
 
 def _parse_position(english: str, counterpart: str) -> Phrase:
-    """*in front of*: 앞에 says *front*, and holds the others."""
+    """*in front of*: 앞에 has a sure link to *front* and possible links to the others."""
     parts = english.split("|")
     if len(parts) == 3:
         return append_english(prepend_english(parts[0], align_words(parts[1], counterpart)), parts[2])
@@ -273,8 +271,8 @@ PRONOUNS: Final = [
     Pronoun(subject, object_, possessive, counterpart, SubjectAgreement[agreement], number == "many")
     for subject, object_, possessive, counterpart, agreement, number in _split_rows(word_tables.PRONOUNS)
 ]
-FIRST_PERSONS: Final = [one for one in PRONOUNS if one.subject in ("i", "we")]
-THIRD_PERSONS: Final = [one for one in PRONOUNS if one.subject in ("he", "she", "they")]
+FIRST_PERSONS: Final = [pronoun for pronoun in PRONOUNS if pronoun.subject in ("i", "we")]
+THIRD_PERSONS: Final = [pronoun for pronoun in PRONOUNS if pronoun.subject in ("he", "she", "they")]
 NUMBERS: Final = _split_pairs(word_tables.NUMBERS)
 
 TRANSITIVES: Final = [_parse_verb(*row) for row in _split_rows(word_tables.TRANSITIVES)]
@@ -302,19 +300,17 @@ ADJECTIVES: Final = [
     for english, form, entry in _split_rows(word_tables.ADJECTIVES)
 ]
 FEELING_ADJECTIVES: Final = [
-    one for one in ADJECTIVES if one.english in word_tables.FEELING_ADJECTIVES.split()
+    adjective for adjective in ADJECTIVES if adjective.english in word_tables.FEELING_ADJECTIVES.split()
 ]
-# What can be said of a noun: before it, with it as the subject, with it as the object.
+# The adjectives of a noun, and the verbs that take it as their subject or their object.
 ADJECTIVES_BY_NOUN: Final = {
-    noun: [one for one in ADJECTIVES if noun in one.nouns] for noun in NOUNS.values()
+    noun: [adjective for adjective in ADJECTIVES if noun in adjective.nouns] for noun in NOUNS.values()
 }
 VERBS_BY_SUBJECT: Final = {
     noun: TRANSITIVES if noun.is_person else [verb for verb, subjects in ANIMAL_VERBS if noun in subjects]
     for noun in NOUNS.values()
 }
-VERBS_BY_OBJECT: Final = {
-    noun: [verb for verb in TRANSITIVES if noun in verb.objects] for noun in NOUNS.values()
-}
+VERBS_BY_OBJECT: Final = {noun: [verb for verb in TRANSITIVES if noun in verb.objects] for noun in NOUNS.values()}
 
 PLACES: Final = [
     PlacePhrase(row[0], "to", noun) for row in _split_rows(word_tables.PLACES) for noun in find_nouns(row[1])
@@ -333,14 +329,10 @@ MOTION_VERBS: Final = [
     )
     for row in _split_rows(word_tables.MOTION_VERBS)
 ]
-POSITIONS: Final = [
-    (_parse_position(*row[:2]), find_nouns(row[2])) for row in _split_rows(word_tables.POSITIONS)
-]
+POSITIONS: Final = [(_parse_position(*row[:2]), find_nouns(row[2])) for row in _split_rows(word_tables.POSITIONS)]
 
 TIMES: Final = {
-    tense: [
-        _parse_time(*row[1:]) for row in _split_rows(word_tables.TIMES) if tense.name in row[0].split(",")
-    ]
+    tense: [_parse_time(*row[1:]) for row in _split_rows(word_tables.TIMES) if tense.name in row[0].split(",")]
     for tense in Tense
 }
 DEGREES: Final = [align_words(*pair) for pair in _split_pairs(word_tables.DEGREES)]

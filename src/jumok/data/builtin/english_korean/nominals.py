@@ -1,10 +1,10 @@
-"""Noun phrases: names, pronouns, nouns with all that may stand before and behind them::
+"""Noun phrases: names, pronouns, and nouns with their modifiers::
 
     English  determiner · number · adjective · NOUN · relative clause
     Korean   relative clause · determiner · adjective · NOUN · number and counter
 
-Korean has no articles, and says that there are several only where it matters: of people and animals (학생들),
-and of things behind *these* and *those*.
+Korean has no articles, and marks the plural only of people and animals (학생들), and of things after *these*
+and *those*.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Determiner(enum.Enum):
-    """What tells which one is meant."""
+    """The determiner of a noun."""
 
     NONE = enum.auto()
     A = enum.auto()
@@ -75,10 +75,10 @@ DeterminerShares = Mapping[Determiner, float]
 
 @dataclass(frozen=True, eq=False)
 class DeterminerWeights:
-    """How often a noun has which determiner: where it is one, where it is many, where it is not counted.
+    """Weights of the determiners of a noun: singular, plural and mass nouns.
 
-    ``is_predicate``: it tells what somebody is, and Korean does not say that there are several of them.
-    ``allow_adjective``: it may have an adjective.
+    ``is_predicate``: the noun is a predicate, and Korean does not mark its plural. ``allow_adjective``: the
+    noun may have an adjective.
     """
 
     singular: DeterminerShares
@@ -99,18 +99,14 @@ KNOWN_NOUN = DeterminerWeights(
     mass={D.THE: 0.4, D.NONE: 0.2, D.WHOSE: 0.2, D.THIS: 0.2},
 )
 KNOWN_WITHOUT_ADJECTIVE = replace(KNOWN_NOUN, allow_adjective=False)
-NEW_NOUN = DeterminerWeights(
-    singular={D.A: 0.9, D.NUMBER: 0.1}, plural={D.NUMBER: 0.6, D.NONE: 0.4}, mass={D.NONE: 1}
-)
+NEW_NOUN = DeterminerWeights(singular={D.A: 0.9, D.NUMBER: 0.1}, plural={D.NUMBER: 0.6, D.NONE: 0.4}, mass={D.NONE: 1})
 PREDICATE_NOUN = DeterminerWeights(
     singular={D.A: 0.6, D.WHOSE: 0.4},
     plural={D.NONE: 0.6, D.WHOSE: 0.4},
     mass={D.NONE: 0.6, D.WHOSE: 0.4},
     is_predicate=True,
 )
-INDEFINITE_PREDICATE = DeterminerWeights(
-    singular={D.A: 1}, plural={D.NONE: 1}, mass={D.NONE: 1}, is_predicate=True
-)
+INDEFINITE_PREDICATE = DeterminerWeights(singular={D.A: 1}, plural={D.NONE: 1}, mass={D.NONE: 1}, is_predicate=True)
 POSSESSED_PREDICATE = DeterminerWeights(
     singular={D.WHOSE: 1}, plural={D.WHOSE: 1}, mass={D.WHOSE: 1}, is_predicate=True
 )
@@ -118,7 +114,7 @@ POSSESSED_PREDICATE = DeterminerWeights(
 
 @dataclass(frozen=True)
 class Nominal:
-    """A noun phrase without its particle. ``is_known``: whoever listens knows which one is meant."""
+    """A noun phrase without its particle. ``is_known``: it is definite."""
 
     phrase: Phrase
     agreement: SubjectAgreement
@@ -127,7 +123,7 @@ class Nominal:
 
 
 class NominalSampler:
-    """Draws noun phrases for one sentence, no two of them about the same noun, name or person."""
+    """Draws the noun phrases of one sentence, without repeating a noun, a name or a person."""
 
     def __init__(self, rng: PortableRandom) -> None:
         self.rng = rng
@@ -141,10 +137,10 @@ class NominalSampler:
         subject: bool = False,
         relative: bool = False,
     ) -> Nominal:
-        """One of the nouns, or, if that is a person, anybody: a name, a pronoun."""
-        people, things, described = _sort_nouns(nouns)
-        if relative and described:
-            return self.make_noun_phrase(self.draw_unused(described), weights, relative=True)
+        """One of the nouns; instead of a person, also a name or a pronoun."""
+        people, things, relativizable = _sort_nouns(nouns)
+        if relative and relativizable:
+            return self.make_noun_phrase(self.draw_unused(relativizable), weights, relative=True)
         if not self.rng.bernoulli(len(people) / len(nouns)):
             return self.make_noun_phrase(self.draw_unused(things), weights)
         if self.rng.bernoulli(0.5):
@@ -157,11 +153,13 @@ class NominalSampler:
 
     def draw_pronoun(self, *, as_subject: bool) -> Nominal:
         """he or him: 그."""
-        one = self.draw_unused(lexicon.PRONOUNS)
-        if one in lexicon.FIRST_PERSONS:  # i do not meet us
+        pronoun = self.draw_unused(lexicon.PRONOUNS)
+        if pronoun in lexicon.FIRST_PERSONS:  # i do not meet us
             self.exclude(lexicon.FIRST_PERSONS)
         return Nominal(
-            align_words(one.subject if as_subject else one.object, one.korean), one.agreement, one.is_plural
+            align_words(pronoun.subject if as_subject else pronoun.object, pronoun.korean),
+            pronoun.agreement,
+            pronoun.is_plural,
         )
 
     def make_noun_phrase(
@@ -172,27 +170,29 @@ class NominalSampler:
         plural: bool | None = None,
         relative: bool = False,
     ) -> Nominal:
-        """A noun with its company; it is one or many by chance, if ``plural`` does not say."""
+        """A noun with its modifiers. ``plural``: None chooses randomly."""
         if plural is None:
             plural = self.rng.bernoulli(0.3)
         plural = plural and bool(noun.plural)
         shares = weights.plural if plural else weights.singular if noun.plural else weights.mass
         determiner = D.THE if relative else _fit_determiner(self.rng.weighted_choice(shares), noun)
         agreement = SubjectAgreement.PLURAL if plural else SubjectAgreement.SINGULAR
-        several = plural and not weights.is_predicate and _needs_plural_marker(noun, determiner)
-        head = align_words(noun.plural if plural else noun.english, noun.korean + "들" * several)
+        has_plural_marker = plural and not weights.is_predicate and _needs_plural_marker(noun, determiner)
+        head = align_words(noun.plural if plural else noun.english, noun.korean + "들" * has_plural_marker)
         adjective = self._draw_adjective(noun) if weights.allow_adjective else None
-        before = self._make_determiner(noun, determiner, plural, (adjective or head).english[0], weights)
-        behind = self._draw_relative_clause(noun, agreement) if relative else None
-        ours = [adjective, head, before] if determiner is D.NUMBER else [before, adjective, head]
-        phrase = arrange([before, adjective, head, behind], [behind, *ours])
+        determiner_phrase = self._make_determiner(noun, determiner, plural, (adjective or head).english[0], weights)
+        relative_clause = self._draw_relative_clause(noun, agreement) if relative else None
+        korean_order = (
+            [adjective, head, determiner_phrase] if determiner is D.NUMBER else [determiner_phrase, adjective, head]
+        )
+        phrase = arrange([determiner_phrase, adjective, head, relative_clause], [relative_clause, *korean_order])
         return Nominal(phrase, agreement, plural, determiner not in (D.A, D.NUMBER))
 
     def draw_list(self, nouns: tuple[Noun, ...], *, either: bool = False) -> Nominal:
         """Two or three of a kind: A and B, A와 B; or ``either`` of two: A or B, A나 B."""
-        alike = self.rng.choice(_group_by_category(nouns))
-        count = 3 if len(alike) > 3 and not either and self.rng.bernoulli(0.2) else 2
-        parts = [self._draw_list_item(alike, ANY_NOUN) for _ in range(count)]
+        category_nouns = self.rng.choice(_group_by_category(nouns))
+        count = 3 if len(category_nouns) > 3 and not either and self.rng.bernoulli(0.2) else 2
+        parts = [self._draw_list_item(category_nouns, ANY_NOUN) for _ in range(count)]
         joined = _join_list(parts, OR, "or") if either else _join_list(parts, AND, "and")
         return Nominal(joined, SubjectAgreement.PLURAL, is_plural=True)
 
@@ -202,15 +202,15 @@ class NominalSampler:
         return Nominal(_join_list(parts, AND, "and"), SubjectAgreement.PLURAL, is_plural=True)
 
     def draw_unused(self, options: Sequence[T]) -> T:
-        """One that the sentence has not spoken of yet, as long as there is one."""
+        """An option that the sentence has not used yet, if there is one."""
         for _ in range(20):
-            if (one := self.rng.choice(options)) not in self._used:
+            if (option := self.rng.choice(options)) not in self._used:
                 break
-        self._used.add(one)
-        return one
+        self._used.add(option)
+        return option
 
     def exclude(self, items: Iterable[Hashable]) -> None:
-        """From here on, these are not spoken of."""
+        """Do not use these items in the rest of the sentence."""
         self._used |= set(items)
 
     def _draw_list_item(
@@ -223,7 +223,7 @@ class NominalSampler:
     def _make_determiner(
         self, noun: Noun, determiner: Determiner, plural: bool, next_word: str, weights: DeterminerWeights
     ) -> Phrase | None:
-        """What stands before a noun; ``next_word`` is the English word that it stands before."""
+        """The determiner of a noun; ``next_word`` is the English word after it."""
         match determiner:
             case D.A:
                 return make_unaligned(choose_article(next_word))
@@ -245,38 +245,39 @@ class NominalSampler:
             owner = self.draw_unused(lexicon.PRONOUNS) if unused_owner else self.rng.choice(lexicon.PRONOUNS)
             return add_particle(align_words(owner.possessive, owner.korean), OF)
         if self.rng.bernoulli(0.6):
-            name, written = self.draw_unused(lexicon.NAMES)
-            return add_particle(align_words(f"{name}'s", written), OF)
+            name, korean_name = self.draw_unused(lexicon.NAMES)
+            return add_particle(align_words(f"{name}'s", korean_name), OF)
         person = self.draw_unused(lexicon.PERSONS)
-        return concatenate(
-            [make_unaligned("the"), add_particle(align_words(f"{person.english}'s", person.korean), OF)]
-        )
+        return concatenate([make_unaligned("the"), add_particle(align_words(f"{person.english}'s", person.korean), OF)])
 
     def _draw_adjective(self, noun: Noun) -> Phrase | None:
         options = lexicon.ADJECTIVES_BY_NOUN[noun]
         if not options or not self.rng.bernoulli(0.15):
             return None
-        one = self.draw_unused(options)
-        return align_words(one.english, conjugate(one.stem, Tense.PRESENT, Ending.NOUN))
+        adjective = self.draw_unused(options)
+        return align_words(adjective.english, conjugate(adjective.stem, Tense.PRESENT, Ending.NOUN))
 
     def _draw_relative_clause(self, noun: Noun, agreement: SubjectAgreement) -> Phrase:
         """who reads a book: 책을 읽는; that minsu bought: 민수가 산."""
-        does, suffers = lexicon.VERBS_BY_SUBJECT[noun], lexicon.VERBS_BY_OBJECT[noun]
-        if does and (not suffers or self.rng.bernoulli(0.6)):
-            verb = self.draw_unused(does)
-            doing = self._draw_attributive_verb(verb, agreement)
-            what = add_particle(self.draw_any(verb.objects).phrase, OBJECT) if verb.objects else None
-            return prepend_english("who" if noun.is_person else "that", arrange([doing, what], [what, doing]))
-        who = self.draw_any(lexicon.PEOPLE, subject=True)
-        doing = self._draw_attributive_verb(self.draw_unused(suffers), who.agreement)
-        other = "whom" if noun.is_person else "which"
-        word = other if who.phrase.english[0] == "that" or self.rng.bernoulli(0.3) else "that"
-        return prepend_english(word, concatenate([add_particle(who.phrase, SUBJECT), doing]))
+        active_verbs, passive_verbs = lexicon.VERBS_BY_SUBJECT[noun], lexicon.VERBS_BY_OBJECT[noun]
+        if active_verbs and (not passive_verbs or self.rng.bernoulli(0.6)):
+            verb = self.draw_unused(active_verbs)
+            verb_phrase = self._draw_attributive_verb(verb, agreement)
+            object_phrase = add_particle(self.draw_any(verb.objects).phrase, OBJECT) if verb.objects else None
+            return prepend_english(
+                "who" if noun.is_person else "that",
+                arrange([verb_phrase, object_phrase], [object_phrase, verb_phrase]),
+            )
+        agent = self.draw_any(lexicon.PEOPLE, subject=True)
+        verb_phrase = self._draw_attributive_verb(self.draw_unused(passive_verbs), agent.agreement)
+        alternative = "whom" if noun.is_person else "which"
+        word = alternative if agent.phrase.english[0] == "that" or self.rng.bernoulli(0.3) else "that"
+        return prepend_english(word, concatenate([add_particle(agent.phrase, SUBJECT), verb_phrase]))
 
     def _draw_attributive_verb(self, verb: Verb, agreement: SubjectAgreement) -> Phrase:
         tense = self.rng.weighted_choice({Tense.PAST: 0.5, Tense.PRESENT: 0.35, Tense.FUTURE: 0.15})
-        lasting = verb.allows_progressive and tense is not Tense.FUTURE
-        mood = self.rng.weighted_choice({Mood.SIMPLE: 0.8, Mood.NOT: 0.1, Mood.GOING_ON: 0.1 * lasting})
+        allows_progressive = verb.allows_progressive and tense is not Tense.FUTURE
+        mood = self.rng.weighted_choice({Mood.SIMPLE: 0.8, Mood.NOT: 0.1, Mood.GOING_ON: 0.1 * allows_progressive})
         if mood is Mood.SIMPLE and tense is Tense.PRESENT and not verb.distinguishes_tense(agreement):
             tense = Tense.PAST
         return make_verb_phrase(verb, mood, PredicateForm(agreement, tense, Ending.NOUN))
@@ -284,7 +285,7 @@ class NominalSampler:
 
 @functools.cache
 def _sort_nouns(nouns: tuple[Noun, ...]) -> tuple[Sequence[Noun], Sequence[Noun], Sequence[Noun]]:
-    """Those that are people, those that are not, and those that a relative clause may stand behind."""
+    """The nouns that are people, those that are not, and those that may have a relative clause."""
     people = [noun for noun in nouns if noun.is_person]
     things = [noun for noun in nouns if not noun.is_person]
     return people, things, [noun for noun in nouns if noun.category != "kin" and not noun.takes_no_article]
@@ -292,14 +293,14 @@ def _sort_nouns(nouns: tuple[Noun, ...]) -> tuple[Sequence[Noun], Sequence[Noun]
 
 @functools.cache
 def _group_by_category(nouns: tuple[Noun, ...]) -> Sequence[tuple[Noun, ...]]:
-    """The kinds of which there are at least two; all of them as one, if there are none."""
-    names = dict.fromkeys(noun.category for noun in nouns)
-    kinds = [tuple(noun for noun in nouns if noun.category == name) for name in names]
-    return [kind for kind in kinds if len(kind) > 1] or [nouns]
+    """The categories with at least two nouns; if there are none, all nouns as one group."""
+    categories = dict.fromkeys(noun.category for noun in nouns)
+    groups = [tuple(noun for noun in nouns if noun.category == category) for category in categories]
+    return [group for group in groups if len(group) > 1] or [nouns]
 
 
 def _fit_determiner(determiner: Determiner, noun: Noun) -> Determiner:
-    """Soccer has no article, somebody's mother is always somebody's, and nobody owns a mountain."""
+    """Adapt a determiner to a noun: soccer has no article, kin have an owner, and mountains have none."""
     if noun.takes_no_article:
         return D.NONE
     if noun.category == "kin":
@@ -312,6 +313,4 @@ def _needs_plural_marker(noun: Noun, determiner: Determiner) -> bool:
 
 
 def _join_list(parts: Sequence[Phrase], particle: Particle, word: str) -> Phrase:
-    return concatenate(
-        [*(append_english(add_particle(part, particle), word) for part in parts[:-1]), parts[-1]]
-    )
+    return concatenate([*(append_english(add_particle(part, particle), word) for part in parts[:-1]), parts[-1]])

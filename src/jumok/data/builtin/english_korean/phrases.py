@@ -1,15 +1,15 @@
-"""Phrases of two languages at once, and the ways to put them together.
+"""Bilingual phrases and their combination.
 
-A phrase knows its English words, its Korean words, and which come from which. To put phrases together is to
-say in which order each language has them; the links follow, and are right by construction:
+A phrase consists of English words, Korean words, and the links between them. Phrases are combined by giving
+their order in each language. The links follow, and are correct by construction:
 
->>> eat, apples = said("eat", "먹는다"), marked(said("apples", "사과"), korean.OBJECT)
+>>> eat, apples = align_words("eat", "먹는다"), add_particle(align_words("apples", "사과"), korean.OBJECT)
 >>> eat_apples = arrange([eat, apples], [apples, eat])
->>> eat_apples.english, eat_apples.korean, eat_apples.sure
+>>> eat_apples.english, eat_apples.korean, eat_apples.sure_links
 (('eat', 'apples'), ('사과를', '먹는다'), ((0, 1), (1, 0)))
 
-A link is *sure* between words that mean the same, and *possible* between a word that has no Korean word of
-its own and the one whose particle or ending says it: *at* and 학교에서, *did* and
+A link is *sure* between words with the same meaning. It is *possible* between an English word without a
+Korean equivalent and the Korean word whose particle or ending expresses it: *at* and 학교에서, *did* and
 않았다. An article has no link.
 """
 
@@ -34,7 +34,7 @@ __all__ = [
     "prepend_english",
 ]
 
-Link = tuple[int, int]  # the number of an English word, the number of a Korean word
+Link = tuple[int, int]  # (index of an English word, index of a Korean word)
 
 
 class Phrase(NamedTuple):
@@ -47,64 +47,68 @@ class Phrase(NamedTuple):
 
 
 def align_words(english: str, korean: str) -> Phrase:
-    """A word, or an idiom: as many words in both go together one by one, else each goes with all."""
-    ours, theirs = tuple(english.split()), tuple(korean.split())
-    if len(ours) == len(theirs):
-        return Phrase(ours, theirs, tuple((i, i) for i in range(len(ours))))
-    return Phrase(ours, theirs, tuple((i, j) for i in range(len(ours)) for j in range(len(theirs))))
+    """A word or an idiom. Equally many words are linked in order; otherwise, all with all."""
+    english_words, korean_words = tuple(english.split()), tuple(korean.split())
+    if len(english_words) == len(korean_words):
+        return Phrase(english_words, korean_words, tuple((i, i) for i in range(len(english_words))))
+    return Phrase(
+        english_words,
+        korean_words,
+        tuple((i, j) for i in range(len(english_words)) for j in range(len(korean_words))),
+    )
 
 
 def make_unaligned(english: str) -> Phrase:
-    """What Korean does not say: an article, a subject that goes without saying."""
+    """English words without a Korean equivalent: an article, or a subject that Korean omits."""
     return Phrase(tuple(english.split()), ())
 
 
 def arrange(english: Sequence[Phrase | None], korean: Sequence[Phrase | None]) -> Phrase:
-    """The same phrases in the order of each language. None is skipped; Korean may leave out the unsaid."""
-    theirs: list[str] = []
+    """The same phrases in the order of each language. None is ignored; Korean may omit unaligned phrases."""
+    korean_words: list[str] = []
     starts = {}
     for part in korean:
         if part:
-            starts[id(part)] = len(theirs)
-            theirs += part.korean
-    ours: list[str] = []
+            starts[id(part)] = len(korean_words)
+            korean_words += part.korean
+    english_words: list[str] = []
     sure: list[Link] = []
     possible: list[Link] = []
     for part in english:
         if part:
-            i, j = len(ours), starts.get(id(part), 0)
+            i, j = len(english_words), starts.get(id(part), 0)
             sure += [(i + a, j + b) for a, b in part.sure_links]
             possible += [(i + a, j + b) for a, b in part.possible_links]
-            ours += part.english
-    return Phrase(tuple(ours), tuple(theirs), tuple(sure), tuple(possible))
+            english_words += part.english
+    return Phrase(tuple(english_words), tuple(korean_words), tuple(sure), tuple(possible))
 
 
 def concatenate(parts: Sequence[Phrase | None]) -> Phrase:
-    """In the same order in both languages."""
+    """Combine phrases in the same order in both languages."""
     return arrange(parts, parts)
 
 
 def prepend_english(words: str, phrase: Phrase) -> Phrase:
-    """With English words before it, which Korean says in the last word of the phrase."""
-    more = words.split()
+    """Prepend English words that the last Korean word of the phrase expresses."""
+    english_words = words.split()
     last = len(phrase.korean) - 1
-    before = Phrase(tuple(more), (), possible_links=tuple((i, last) for i in range(len(more))))
-    return arrange([before, phrase], [phrase])
+    prefix = Phrase(tuple(english_words), (), possible_links=tuple((i, last) for i in range(len(english_words))))
+    return arrange([prefix, phrase], [phrase])
 
 
 def append_english(phrase: Phrase, words: str) -> Phrase:
-    """With English words behind it, which Korean says in the last word of the phrase."""
-    more = words.split()
+    """Append English words that the last Korean word of the phrase expresses."""
+    english_words = words.split()
     last = len(phrase.korean) - 1
-    behind = Phrase(tuple(more), (), possible_links=tuple((i, last) for i in range(len(more))))
-    return arrange([phrase, behind], [phrase])
+    suffix = Phrase(tuple(english_words), (), possible_links=tuple((i, last) for i in range(len(english_words))))
+    return arrange([phrase, suffix], [phrase])
 
 
 def change_last_korean(phrase: Phrase, change: Callable[[str], str]) -> Phrase:
-    """With its last Korean word changed."""
+    """Change the last Korean word."""
     return phrase._replace(korean=(*phrase.korean[:-1], change(phrase.korean[-1])))
 
 
 def add_particle(phrase: Phrase, particle: Particle) -> Phrase:
-    """With a particle on its last Korean word."""
+    """Add a particle to the last Korean word."""
     return change_last_korean(phrase, lambda word: korean.append_particle(word, particle))

@@ -1,4 +1,4 @@
-"""Chance that falls alike on every machine."""
+"""Random numbers that are the same on every machine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class PortableRandom:
-    """Draws from a seed. Of ``random.Random``, only ``random()`` is promised to stay: nothing else is used.
+    """Random choices that only use ``random()`` of ``random.Random``, which is guaranteed not to change.
 
-    >>> dice = PortableRandom(7)
-    >>> [dice.choice("abc") for _ in range(8)]
+    >>> rng = PortableRandom(7)
+    >>> [rng.choice("abc") for _ in range(8)]
     ['a', 'a', 'b', 'a', 'b', 'b', 'a', 'b']
     """
 
@@ -23,18 +23,18 @@ class PortableRandom:
         self._random = random.Random(seed).random
 
     def bernoulli(self, probability: float) -> bool:
-        """True in this share of all cases."""
+        """True with this probability."""
         return self._random() < probability
 
     def choice(self, options: Sequence[T]) -> T:
-        """One of these, each as likely as the others."""
+        """One of the options, with equal probability."""
         return options[int(self._random() * len(options))]
 
     def weighted_choice(self, options: Mapping[T, float]) -> T:
-        """One of these, as often as its weight says."""
-        left = self._random() * sum(options.values())
+        """One of the options, with a probability proportional to its weight."""
+        remaining = self._random() * sum(options.values())
         for option, weight in options.items():
-            left -= weight
-            if left < 0:
+            remaining -= weight
+            if remaining < 0:
                 return option
         return next(reversed(list(options)))

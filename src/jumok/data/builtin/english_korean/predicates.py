@@ -1,15 +1,16 @@
-"""What is said of a subject, in both languages: verbs in all their moods, adjectives, *be*.
+"""Predicates in both languages: verbs in all moods, adjectives, and *be*.
 
-English puts its helpers before the verb, Korean behind it, so that most of these are mirror images::
+English auxiliaries precede the verb, and Korean ones follow it, so that most predicates are mirror images::
 
     will  not  read        did not  eat        is   not  sleeping      cannot   go
 
     읽지  않을  것이다       먹지 않았다          자고  있지  않다         갈  수 없다
 
->>> from jumok.data.english_korean import lexicon
+>>> from jumok.data.builtin.english_korean import lexicon
 >>> read = next(verb for verb in lexicon.TRANSITIVES if verb.base == "read")
->>> will_not_read = verbal(read, Mood.NOT, Form(Agreement.SINGULAR, Tense.FUTURE))
->>> will_not_read.korean, will_not_read.sure
+>>> form = PredicateForm(SubjectAgreement.SINGULAR, Tense.FUTURE)
+>>> will_not_read = make_verb_phrase(read, Mood.NOT, form)
+>>> will_not_read.korean, will_not_read.sure_links
 (('읽지', '않을', '것이다'), ((0, 2), (1, 1), (2, 0)))
 """
 
@@ -54,7 +55,7 @@ DO_STEM, BECOME_STEM = Stem("하"), Stem("되")
 
 
 class Mood(enum.Enum):
-    """How a verb is meant."""
+    """The mood of a verb."""
 
     SIMPLE = "reads"
     NOT = "does not read"
@@ -68,7 +69,7 @@ class Mood(enum.Enum):
 
 @dataclass(frozen=True)
 class PredicateForm:
-    """What a predicate agrees with, when it happens, and how Korean goes on after it."""
+    """Agreement, tense and Korean ending of a predicate."""
 
     agreement: SubjectAgreement
     tense: Tense
@@ -76,64 +77,63 @@ class PredicateForm:
 
 
 def make_verb_phrase(verb: Verb, mood: Mood, form: PredicateForm) -> Phrase:
-    """A verb, without its objects. Simple and negated ones have a future, and *must not* has no past."""
+    """A verb without its objects. Only simple and negated verbs have a future, and *must not* has no past."""
     match mood:
         case Mood.SIMPLE:
-            shape = verb.base if form.tense is Tense.FUTURE else _inflect_english(verb, form)
-            return _apply_tense(lambda word: _make_verb(verb, shape, word), verb.stem, form)
+            english_form = verb.base if form.tense is Tense.FUTURE else _inflect_english(verb, form)
+            return _apply_tense(lambda word: _make_verb(verb, english_form, word), verb.stem, form)
         case Mood.NOT if verb.opposite_stem:
-            not_ = _apply_tense(lambda word: align_words(f"not {verb.base}", word), verb.opposite_stem, form)
+            negation = _apply_tense(lambda word: align_words(f"not {verb.base}", word), verb.opposite_stem, form)
             return (
-                not_
+                negation
                 if form.tense is Tense.FUTURE
-                else prepend_english(english.conjugate_do(form.agreement, form.tense), not_)
+                else prepend_english(english.conjugate_do(form.agreement, form.tense), negation)
             )
         case Mood.NOT:
             main = _make_verb(verb, verb.base, verb.stem.text + "지")
             return _negate(english.conjugate_do(form.agreement, form.tense), main, verb.negation_stem, form)
         case Mood.GOING_ON:
             main = _make_verb(verb, verb.present_participle, verb.stem.text + "고")
-            helper = align_words(
+            auxiliary = align_words(
                 english.conjugate_be(form.agreement, form.tense),
                 conjugate(EXIST_STEM, form.tense, form.ending),
             )
         case Mood.NOT_GOING_ON:
             main = _make_verb(verb, verb.present_participle, verb.stem.text + "고")
-            not_ = align_words(
-                "not", conjugate(korean.make_negative_stem(EXIST_STEM), form.tense, form.ending)
-            )
-            helper = concatenate(
-                [align_words(english.conjugate_be(form.agreement, form.tense), EXIST_STEM.text + "지"), not_]
+            negation = align_words("not", conjugate(korean.make_negative_stem(EXIST_STEM), form.tense, form.ending))
+            auxiliary = concatenate(
+                [
+                    align_words(english.conjugate_be(form.agreement, form.tense), EXIST_STEM.text + "지"),
+                    negation,
+                ]
             )
         case Mood.CAN:
             main = _make_verb(verb, verb.base, conjugate(verb.stem, Tense.FUTURE, Ending.NOUN))
             word = "could" if form.tense is Tense.PAST else "can"
-            helper = align_words(word, f"수 {conjugate(EXIST_STEM, form.tense, form.ending)}")
+            auxiliary = align_words(word, f"수 {conjugate(EXIST_STEM, form.tense, form.ending)}")
         case Mood.CANNOT:
             main = _make_verb(verb, verb.base, conjugate(verb.stem, Tense.FUTURE, Ending.NOUN))
             word = "could not" if form.tense is Tense.PAST else "cannot"
-            helper = align_words(word, f"수 {conjugate(NOT_EXIST_STEM, form.tense, form.ending)}")
+            auxiliary = align_words(word, f"수 {conjugate(NOT_EXIST_STEM, form.tense, form.ending)}")
         case Mood.MUST:
             main = _make_verb(verb, verb.base, korean.make_infinitive(verb.stem) + "야")
-            done = conjugate(DO_STEM, form.tense, form.ending)
-            helper = (
-                append_english(align_words("had", done), "to")
+            korean_form = conjugate(DO_STEM, form.tense, form.ending)
+            auxiliary = (
+                append_english(align_words("had", korean_form), "to")
                 if form.tense is Tense.PAST
-                else align_words("must", done)
+                else align_words("must", korean_form)
             )
         case Mood.MUST_NOT:
             main = _make_verb(verb, verb.base, conjugate(verb.stem, Tense.PRESENT, Ending.IF))
-            must, not_ = (
+            must, negation = (
                 align_words("must", conjugate(BECOME_STEM, form.tense, form.ending)),
                 align_words("not", "안"),
             )
-            helper = arrange([must, not_], [not_, must])
-    return arrange([helper, main], [main, helper])
+            auxiliary = arrange([must, negation], [negation, must])
+    return arrange([auxiliary, main], [main, auxiliary])
 
 
-def make_adjective_phrase(
-    adjective: Adjective, degree: Phrase | None, negative: bool, form: PredicateForm
-) -> Phrase:
+def make_adjective_phrase(adjective: Adjective, degree: Phrase | None, negative: bool, form: PredicateForm) -> Phrase:
     """is (very) big: (매우) 크다. *will be*: 클 것이다."""
     be = "be" if form.tense is Tense.FUTURE else english.conjugate_be(form.agreement, form.tense)
     if negative:
@@ -151,9 +151,9 @@ def make_copula_phrase(complement: Phrase, negative: bool, form: PredicateForm) 
     """is a student: 학생이다; is not a student: 학생이 아니다."""
     be = english.conjugate_be(form.agreement, form.tense)
     if negative:
-        not_ = prepend_english(be, align_words("not", conjugate(NOT_BE_STEM, form.tense, form.ending)))
+        negation = prepend_english(be, align_words("not", conjugate(NOT_BE_STEM, form.tense, form.ending)))
         complement = add_particle(complement, korean.SUBJECT)
-        return arrange([not_, complement], [complement, not_])
+        return arrange([negation, complement], [complement, negation])
     return prepend_english(
         be,
         change_last_korean(
@@ -164,7 +164,7 @@ def make_copula_phrase(complement: Phrase, negative: bool, form: PredicateForm) 
 
 
 def make_existence_phrase(negative: bool, form: PredicateForm) -> Phrase:
-    """is, of a place: 있다; is not: 없다. Negated, it has no future."""
+    """*is* at a place: 있다; *is not*: 없다. The negation has no future."""
     be = "be" if form.tense is Tense.FUTURE else english.conjugate_be(form.agreement, form.tense)
     if negative:
         return prepend_english(be, align_words("not", conjugate(NOT_EXIST_STEM, form.tense, form.ending)))
@@ -172,13 +172,13 @@ def make_existence_phrase(negative: bool, form: PredicateForm) -> Phrase:
 
 
 def make_chained_verb(verb: Verb, form: PredicateForm) -> Phrase:
-    """A verb that another one follows: *ate* bread and slept, 빵을 먹고 잤다. The last tells the tense."""
-    shape = verb.base if form.tense is Tense.FUTURE else _inflect_english(verb, form)
-    return _make_verb(verb, shape, conjugate(verb.stem, Tense.PRESENT, Ending.AND))
+    """A verb before another one: *ate* bread and slept, 빵을 먹고 잤다. In Korean, it has no tense."""
+    english_form = verb.base if form.tense is Tense.FUTURE else _inflect_english(verb, form)
+    return _make_verb(verb, english_form, conjugate(verb.stem, Tense.PRESENT, Ending.AND))
 
 
 def make_bare_verb(verb: Verb) -> Phrase:
-    """The last verb of a chain that *will* stands before."""
+    """The last verb of a chain after *will*."""
     return _make_verb(verb, verb.base, conjugate(verb.stem, Tense.FUTURE, Ending.NOUN))
 
 
@@ -208,8 +208,8 @@ def _apply_tense(make_phrase: Callable[[str], Phrase], stem: Stem, form: Predica
 
 
 def _negate(helper: str, main: Phrase, negation_stem: Stem, form: PredicateForm) -> Phrase:
-    """did not eat: 먹지 않았다. The helper leans on *not*; in the future there is none."""
-    not_ = _apply_tense(lambda word: align_words("not", word), negation_stem, form)
+    """did not eat: 먹지 않았다. The auxiliary is linked like *not*; the future has none."""
+    negation = _apply_tense(lambda word: align_words("not", word), negation_stem, form)
     if form.tense is not Tense.FUTURE:
-        not_ = prepend_english(helper, not_)
-    return arrange([not_, main], [main, not_])
+        negation = prepend_english(helper, negation)
+    return arrange([negation, main], [main, negation])

@@ -1,13 +1,12 @@
-"""The words that the sentences are made of: tables, read by the lexicon.
+"""Word tables of the grammar, parsed by the lexicon.
 
-``_`` joins words, ``/`` parts the forms of one (base/past/ing, singular/plural, Korean/conjugation class),
-and ``+`` joins kinds of nouns, groups of kinds and single nouns.
+``_`` joins words, ``/`` separates forms of a word (base/past/ing, singular/plural, Korean/conjugation class),
+and ``+`` joins categories of nouns, groups of categories and single nouns.
 """
 
 from __future__ import annotations
 
-# Their kind; what Korean counts them with ("-": they are not counted, "=": nor have they an article); the
-# nouns, English and Korean in turn.
+# Category; Korean counter ("-": not counted, "=": no article either); nouns, English and Korean in turn.
 NOUNS = """
 person 명 student 학생 teacher 선생님 doctor 의사 nurse 간호사 farmer 농부 singer 가수 writer 작가
 person 명 painter 화가 friend 친구 child/children 아이 boy 소년 girl 소녀 man/men 남자 woman/women 여자
@@ -57,7 +56,7 @@ NOUN_GROUPS = {
     "seen": "person kin animal text tool sheet machine plant clothes hat vehicle house building movie",
 }
 
-# What nobody has for their own.
+# Nouns without an owner.
 NOT_OWNED = """
 nurse+farmer+singer+writer+painter+boy+girl+man+woman+scientist+soldier+lawyer+king+bear+tiger+library+hospital+
 market+restaurant+museum+bank+park+station+village+vehicle
@@ -73,8 +72,8 @@ MANNERS = {
     "l": ("loudly", "크게"),
 }
 
-# Verb, Korean (behind the bar, its negation, where that is not 않다), its nature (+ goes on, = feels,
-# . neither), its adverbs of manner, its objects.
+# Verb, Korean (after the bar, its negation if that is not 않다), aspect (+ progressive, = stative,
+# . neither), adverbs of manner, objects.
 TRANSITIVES = """
 read/read 읽다 + qsu text+story
 write/wrote 쓰다 + qs novel+poem+letter+book+example_sentence
@@ -125,7 +124,7 @@ pick_up 줍다/ㅂ . - coin+stone+ball+wallet
 break/broke 깨뜨리다 . - cup+plate+window+mirror+clock
 """
 
-# The same, without objects.
+# The same without objects.
 INTRANSITIVES = """
 sleep/slept 자다 + wu
 run/ran/running 달리다 + q
@@ -139,7 +138,7 @@ rest 쉬다 + u
 play 놀다 + u
 """
 
-# What animals do: one of the verbs above, its objects, the animals.
+# Verbs of animals: one of the verbs above, its objects, the animals.
 ANIMAL_VERBS = """
 eat apple+banana+potato+meat+bread+rice animal
 drink water+milk animal
@@ -153,7 +152,7 @@ swim - duck+bear+dog
 play - dog+cat+rabbit
 """
 
-# Verb, Korean, nature and adverbs as above; "to", or the preposition of the place ("-"); the Korean particle
+# Verb, Korean, aspect and adverbs as above; "to", or the preposition of the place ("-"); the Korean particle
 # of the place; all places, or towns only.
 MOTION_VERBS = """
 go/went 가다 + qs to 에 all
@@ -164,7 +163,7 @@ move 이사하다 . - to 로 towns
 live 살다 = - - 에 towns
 """
 
-# Something to somebody: verb, Korean, nature, objects.
+# Ditransitive verbs: verb, Korean, aspect, objects.
 DATIVES = """
 give/gave 주다 . gift+flower+book+money+apple+bag+cookie+ticket+map
 send/sent 보내다 . letter+gift+money+photo+book+flower+picture
@@ -173,7 +172,7 @@ teach/taught 가르치다 + study+song
 sell/sold 팔다 . machine+house+apple+clothes+ticket+bread
 """
 
-# Adjective, Korean, and what it is said of.
+# Adjective, Korean, and the nouns that it modifies.
 ADJECTIVES = """
 big 크다 animal+fruit+tool+plant+house+building+room+land+furniture+hat+car
 small 작다 animal+fruit+tool+plant+house+building+room+land+furniture+hat+car
@@ -227,13 +226,13 @@ we us our 우리 PLURAL many
 they them their 그들 PLURAL many
 """
 
-# The preposition for being there, and the places.
+# The preposition of location, and the places.
 PLACES = """
 at school+museum+bank+station+market+hospital+restaurant
 in library+park+garden+kitchen+room+classroom+village
 """
 
-# The prepositions for being and going there; these take no article.
+# The prepositions of location and direction; these places take no article.
 PROPER_PLACES = """
 in to seoul 서울
 in to busan 부산
@@ -243,7 +242,7 @@ in to japan 일본
 at - home 집
 """
 
-# The tenses that go with it. Words before the bar have no Korean word of their own.
+# Tenses, English and Korean. Words before the bar have no Korean equivalent.
 TIMES = """
 PAST yesterday 어제
 PAST last_week 지난주에
@@ -265,8 +264,8 @@ PAST,PRESENT,FUTURE in_the|evening 저녁에
 PAST,PRESENT,FUTURE at|night 밤에
 """
 
-# Where something stands, and what it can stand on, under, behind ... Of three words, Korean says the second;
-# of two, the first.
+# Position, and what things can be on, under, behind ... Of three English words, the second has a Korean
+# equivalent; of two, the first.
 POSITIONS = """
 on 위에 desk+table+bed+chair+box
 under 아래에 desk+table+bed+chair+tree
@@ -276,7 +275,7 @@ in|front|of 앞에 desk+door+house+tree+window+school+library+hospital
 in 안에 box+bag
 """
 
-# What one writes, draws and eats with, and what one travels by.
+# Tools of verbs, and means of transport.
 TOOLS = {"write": "pencil+pen", "draw": "pencil+pen", "eat": "spoon"}
 TRANSPORT_NOUNS = "bus 버스 train 기차 subway 지하철 taxi 택시 bicycle 자전거 car 자동차"
 
@@ -284,13 +283,13 @@ NUMBERS = "one 한 two 두 three 세 four 네 five 다섯 six 여섯 seven 일�
 DEGREES = "very 매우 really 정말 too 너무"
 FREQUENCIES = "always 항상 often 자주 sometimes 가끔 usually 보통"
 
-# What one is or becomes, and what one is to somebody.
+# Professions, and relations to other people.
 PROFESSIONS = "teacher+doctor+nurse+farmer+singer+writer+painter+scientist+soldier+lawyer"
 RELATIONS = "friend+neighbor+teacher+student+doctor"
-# How one feels for a day.
+# Adjectives of temporary feelings.
 FEELING_ADJECTIVES = "happy sad tired busy hungry"
 
-# What *this is* may be followed by; what lies about, and what one may be in a place.
+# Nouns after *this is*; movable things; people who can be identified.
 POINTABLE_NOUNS = "things+plant+fruit+dish+food+drink+animal+furniture+vehicle+house+instrument"
 MOVABLE_NOUNS = "book+dictionary+letter+newspaper+tool+sheet+fruit+hat+cat+dog+phone+camera"
 IDENTIFIABLE_PEOPLE = "man+woman+neighbor+friend+kin"

@@ -59,9 +59,7 @@ def attach_observer(observer: Observer) -> Iterator[None]:
             stack.enter_context(other.install_patches())
         stack.enter_context(generate.install_patches(module_stack.model))
         stack.enter_context(patch_functions(functions, module_stack.model))
-        stack.enter_context(
-            module_stack.track_calls(is_attached, observer.on_module_enter, observer.on_module_exit)
-        )
+        stack.enter_context(module_stack.track_calls(is_attached, observer.on_module_enter, observer.on_module_exit))
         OBSERVERS.set((*OBSERVERS.get(), observer))
         try:
             yield

@@ -48,9 +48,7 @@ def create_axes(shape: Sequence[int], key_dim: int) -> tuple[list[WeightAxis], D
     return axes, tuple((axis,) if axis.size > 1 else () for axis in axes)
 
 
-def derive_axes(
-    labels: DimensionLabels, shape: Sequence[int]
-) -> tuple[list[WeightAxis], DimensionLabels] | None:
+def derive_axes(labels: DimensionLabels, shape: Sequence[int]) -> tuple[list[WeightAxis], DimensionLabels] | None:
     """Create new axes for a tensor with these labels, whose sizes may differ; None if they are ambiguous."""
     axes: list[WeightAxis] = []
     new_labels: list[DimensionLabel] = []
@@ -119,10 +117,6 @@ def _match_label(
             if not is_whole:  # a slice
                 return (axis,)
             return (axis.split(size)[1],) if length % size == 0 else None
-        if (
-            is_whole
-            and axis_stride < stride < axis_stride * length
-            and stride == axis_stride * (length // size)
-        ):
+        if is_whole and axis_stride < stride < axis_stride * length and stride == axis_stride * (length // size):
             return (axis.split(length // size)[0],)
     return None

@@ -89,9 +89,7 @@ class Observer:
         """Return the attention after this observer's modifications."""
         return attention
 
-    def modify_output(
-        self, name: str, attention: CapturedAttention, value: Tensor | None, out: Tensor
-    ) -> Tensor:
+    def modify_output(self, name: str, attention: CapturedAttention, value: Tensor | None, out: Tensor) -> Tensor:
         """Return the modified output ``(B, H, Q, Dv)`` of values ``(B, G, K, Dv)``; None: weights only."""
         return out
 
@@ -150,8 +148,7 @@ class CallSite:
     def is_in_dispatch_mode(self) -> bool:
         """Whether the model itself has entered a dispatch mode."""
         return any(
-            count_other_modes() > observer.module_stack.frames[0].num_dispatch_modes
-            for observer, _ in self.observers
+            count_other_modes() > observer.module_stack.frames[0].num_dispatch_modes for observer, _ in self.observers
         )
 
     def try_capture(self, build: Callable[[], CapturedAttention]) -> CapturedAttention | None:
@@ -215,9 +212,7 @@ class CallSite:
     def report_softmax(self, candidate: SoftmaxCandidate, is_product: bool) -> None:
         """Report a softmax that may be an attention, which depends on the use of its weights."""
         for frame, (_, name) in zip(self.frames, self.observers, strict=True):
-            frame.softmaxes.append(
-                TrackedSoftmax(candidate, name, is_product, self.modify_attention, [frame])
-            )
+            frame.softmaxes.append(TrackedSoftmax(candidate, name, is_product, self.modify_attention, [frame]))
 
     def modify_output(self, attention: CapturedAttention, value: Tensor | None, out: Tensor) -> Tensor:
         for observer, name in self.observers:
@@ -250,9 +245,7 @@ def get_call_site(module: nn.Module | None = None) -> CallSite | None:
         return None
     site = CallSite(observers, module)
     if is_capturing_cuda_graph():
-        site.report_missed(
-            "it was captured into a CUDA graph, which runs without Python: run it without the graph"
-        )
+        site.report_missed("it was captured into a CUDA graph, which runs without Python: run it without the graph")
         return None
     if torch._C._are_functorch_transforms_active():
         site.report_missed("it ran inside a transform of torch.func (vmap, grad, …): run the model by itself")

@@ -22,10 +22,7 @@ def require_uncompiled(model: object, caller: str) -> nn.Module:
         elif module._compiled_call_impl is not None or hasattr(module.forward, "_torchdynamo_orig_callable"):
             if torch._dynamo.eval_frame._stance.stance == "force_eager":
                 continue
-            remedy = (
-                "run it uncompiled for once: "
-                f'with torch.compiler.set_stance("force_eager"), jumok.{caller}(…): …'
-            )
+            remedy = f'run it uncompiled for once: with torch.compiler.set_stance("force_eager"), jumok.{caller}(…): …'
         if remedy:
             raise InputError(
                 f"{name or 'the model'} is compiled by torch.compile, and compiled code runs without Python: "

@@ -81,9 +81,7 @@ def _wrap_flash_attention(attention: Function) -> Function:
             result = attention(*args, **options)
         call = _FlashCall(*args, **options)
         if call.alibi_slopes is not None:
-            site.report_missed(
-                "FlashAttention with alibi_slopes; give F.scaled_dot_product_attention a mask of them"
-            )
+            site.report_missed("FlashAttention with alibi_slopes; give F.scaled_dot_product_attention a mask of them")
             return result
 
         def capture() -> CapturedAttention:
@@ -126,6 +124,4 @@ def capture_windowed_attention(
         return CapturedAttention(query, key, scale, softcap, mask)
     right = num_keys if right is None else right
     window = None if left is None else left + right + 1
-    return CapturedAttention(
-        query, key, scale, softcap, mask, diagonal=num_keys - num_queries + right, window=window
-    )
+    return CapturedAttention(query, key, scale, softcap, mask, diagonal=num_keys - num_queries + right, window=window)

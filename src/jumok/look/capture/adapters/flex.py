@@ -132,9 +132,7 @@ def _expand_blocks(num_blocks: Tensor, indices: Tensor, num_key_blocks: int) -> 
 def _vmap_scores(mod: Function, scores: Tensor, *positions: Tensor) -> Tensor:
     """Apply ``mod``, a function of one score and its position, to all scores by a vmap over each axis."""
     num_dims = scores.dim()
-    shaped = [
-        position.reshape((1,) * (num_dims - position.dim()) + tuple(position.shape)) for position in positions
-    ]
+    shaped = [position.reshape((1,) * (num_dims - position.dim()) + tuple(position.shape)) for position in positions]
     axes = [[None if position.shape[axis] == 1 else 0 for position in shaped] for axis in range(num_dims)]
     flat = [position.reshape(-1) if position.numel() > 1 else position.reshape(()) for position in shaped]
     for axis in reversed(range(num_dims)):

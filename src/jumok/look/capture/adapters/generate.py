@@ -49,12 +49,8 @@ def _wrap_generate(generate: Function) -> Function:
         try:
             output = generate(self, *args, **options)
             for observer in observers:
-                observer.on_generate_return(
-                    GenerateResult(output, _count_prompts(*args, **options), includes_prompt)
-                )
-                if (
-                    includes_prompt and not observer.is_single_search
-                ):  # one per segment of long audio in Whisper
+                observer.on_generate_return(GenerateResult(output, _count_prompts(*args, **options), includes_prompt))
+                if includes_prompt and not observer.is_single_search:  # one per segment of long audio in Whisper
                     observer.on_generation_end(True)
                     observer.on_generation_start()
             finished = True

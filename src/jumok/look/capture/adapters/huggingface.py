@@ -118,12 +118,7 @@ def _run_eager(site: CallSite, call: _HuggingFaceCall, run: Function) -> Any:
         return CapturedAttention(call.query, call.key, call.scale, call.options.get("softcap"), mask)
 
     captured, sink = site.try_capture(capture), getattr(call.module, "sinks", None)
-    if (
-        captured is not None
-        and len(scores) == 1
-        and scores[0].dim() == 4
-        and not _scores_match(captured, scores[0])
-    ):
+    if captured is not None and len(scores) == 1 and scores[0].dim() == 4 and not _scores_match(captured, scores[0]):
         captured, sink = softmax.capture_scores(scores[0]), None  # this model modifies its scores
     if captured is not None:
         site.report(captured, sink=sink)

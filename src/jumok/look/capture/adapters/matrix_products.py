@@ -69,9 +69,7 @@ def record_product(out: Any, *factors: Tensor) -> None:
 def _find_factors(args: Any, options: dict[str, Any]) -> list[Tensor]:
     """Return the two factors among the arguments: the last two tensors. A tensor before them is an addend."""
     arguments = [*args, *(x for name, x in options.items() if name != "out")]
-    values = [
-        x for argument in arguments for x in (argument if isinstance(argument, list | tuple) else (argument,))
-    ]
+    values = [x for argument in arguments for x in (argument if isinstance(argument, list | tuple) else (argument,))]
     return [x for x in values if isinstance(x, Tensor)][-2:]
 
 

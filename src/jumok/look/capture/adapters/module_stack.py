@@ -87,9 +87,9 @@ class ModuleStack:
                 return
             frame = self.frames.pop()
             *options, result = rest  # after an exception, PyTorch passes no keyword arguments
-            frame.shapes += _collect_shapes(
-                [x for arguments in options for x in arguments.values()]
-            ) + _collect_shapes(result)
+            frame.shapes += _collect_shapes([x for arguments in options for x in arguments.values()]) + _collect_shapes(
+                result
+            )
             on_exit(frame)
             if self.frames:
                 parent = self.frames[-1]

@@ -12,9 +12,7 @@ def pad_nested(x: Tensor) -> tuple[Tensor, Tensor]:
     sequences = x.detach().unbind()
     lengths = [sequence.shape[-2] for sequence in sequences]
     max_length = max(lengths, default=0)
-    stacked = torch.stack(
-        [F.pad(sequence, (0, 0, 0, max_length - sequence.shape[-2])) for sequence in sequences]
-    )
+    stacked = torch.stack([F.pad(sequence, (0, 0, 0, max_length - sequence.shape[-2])) for sequence in sequences])
     return stacked, torch.tensor(lengths, device=stacked.device)
 
 

@@ -106,9 +106,7 @@ def _run_with_lse(call: _SdpaCall) -> tuple[Tensor, Tensor] | None:
     if not is_plain or call.attn_mask is not None or call.dropout_p or call.enable_gqa:
         return None
     needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
-    has_equal_shapes = (
-        query.shape[:2] == key.shape[:2] and query.shape[3] == key.shape[3] and key.shape == value.shape
-    )
+    has_equal_shapes = query.shape[:2] == key.shape[:2] and query.shape[3] == key.shape[3] and key.shape == value.shape
     if needs_grad or not has_equal_shapes or torch.is_autocast_enabled(query.device.type):
         return None
     is_causal, scale = call.is_causal, call.scale

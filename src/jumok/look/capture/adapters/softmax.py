@@ -26,9 +26,7 @@ __all__ = ["capture_scores", "catch_scores", "get_wrappers", "install_patches", 
 _CAUGHT_SCORES: ContextVar[list[Tensor] | None] = ContextVar("jumok.look.caught_scores", default=None)
 SOFTMAX_FUNCTIONS = (torch.softmax, torch.special.softmax, torch.log_softmax, torch.special.log_softmax)
 LOG_SOFTMAX_NAMES = {"log_softmax", "special_log_softmax"}
-DISPATCH_MODE_REASON = (
-    "its softmax ran inside a dispatch mode of the model, such as that of a selective checkpoint"
-)
+DISPATCH_MODE_REASON = "its softmax ran inside a dispatch mode of the model, such as that of a selective checkpoint"
 
 
 def get_wrappers() -> dict[Function, WrapperFactory]:
@@ -74,17 +72,13 @@ def _wrap_softmax(softmax: Function) -> Function:
     return watched_softmax
 
 
-def _run_modified_softmax(
-    site: CallSite, softmax: Function, scores: Tensor, args: Any, options: Any
-) -> Tensor | None:
+def _run_modified_softmax(site: CallSite, softmax: Function, scores: Tensor, args: Any, options: Any) -> Tensor | None:
     """Return the weights of modified scores ``(B, H, Q, K)``; None if the axes are ambiguous."""
     scores_4d = _to_bhqk(scores, get_num_heads(site.module))
     if scores_4d is None:
         return None
     modified = site.modify_scores(scores_4d)
-    weights: Tensor = softmax(
-        scores if modified is scores_4d else modified.reshape(scores.shape), *args, **options
-    )
+    weights: Tensor = softmax(scores if modified is scores_4d else modified.reshape(scores.shape), *args, **options)
     weights_4d = weights.reshape(scores_4d.shape)
     modified = site.modify_weights(weights_4d)
     return weights if modified is weights_4d else modified.reshape(scores.shape)

@@ -30,12 +30,8 @@ from jumok.look.capture.captured_attention import CapturedAttention
 CHANNEL_PATTERN = re.compile(r"channel|xca|cross_?cov|transposed", re.IGNORECASE)
 
 UNUSED_REASON = "no product of its softmax with values was found"
-FEATURES_REASON = (
-    "its softmax does not appear to be over positions; one over features has no map of queries and keys"
-)
-NEGATIVE_REASON = (
-    "it changes its weights after the softmax, and some are negative: they do not form a distribution"
-)
+FEATURES_REASON = "its softmax does not appear to be over positions; one over features has no map of queries and keys"
+NEGATIVE_REASON = "it changes its weights after the softmax, and some are negative: they do not form a distribution"
 PARTS_REASON = "its weights are used in several parts"
 OVERWRITTEN_REASON = "its scores and its weights were overwritten"
 SEVERAL_REASON = "it has several softmaxes, not all of which appear to weight values in the same way"
@@ -57,9 +53,7 @@ class TrackedSoftmax:
     name: str  # of the module
     is_product: bool  # whether its scores are a product of two tensors that are not parameters
     modify_attention: Callable[[CapturedAttention], CapturedAttention]  # applies the observers' modifications
-    frames: list[ModuleFrame] = field(
-        default_factory=list
-    )  # of the module, and its callers until it was used
+    frames: list[ModuleFrame] = field(default_factory=list)  # of the module, and its callers until it was used
     parent_frame: ModuleFrame | None = None  # the caller of these
 
     @functools.cached_property
@@ -74,9 +68,7 @@ class TrackedSoftmax:
 
     def record_factors(self, factors: Sequence[Tensor]) -> None:
         """Record a product. Shared memory shows whether a factor is the output of this attention."""
-        output_ids = {
-            get_storage_id(out) for ref in self.candidate.product_outputs if (out := ref()) is not None
-        }
+        output_ids = {get_storage_id(out) for ref in self.candidate.product_outputs if (out := ref()) is not None}
         self.candidate.is_output_multiplied |= any(get_storage_id(factor) in output_ids for factor in factors)
 
     @property
@@ -86,9 +78,7 @@ class TrackedSoftmax:
         return self.name if frame is self.frames[0] else frame.name
 
 
-def analyze_softmaxes(
-    frame: ModuleFrame, parent_frame: ModuleFrame | None
-) -> list[tuple[str, SoftmaxAttention | str]]:
+def analyze_softmaxes(frame: ModuleFrame, parent_frame: ModuleFrame | None) -> list[tuple[str, SoftmaxAttention | str]]:
     """Analyze the softmaxes of a module that has ended: attention or a reason, by name.
 
     Weights that have not been used yet may be used by the caller of the module.
@@ -118,9 +108,7 @@ def analyze_softmaxes(
         for tracked in done
         if tracked.owner_name not in product_owners or tracked.is_product or tracked.is_over_positions
     ]
-    results = [
-        (tracked.owner_name, result) for tracked in done if (result := _get_result(tracked)) is not None
-    ]
+    results = [(tracked.owner_name, result) for tracked in done if (result := _get_result(tracked)) is not None]
     for name in {name for name, _ in results}:
         same_owner = [result for owner, result in results if owner == name]
         shapes = {result.attention.shape for result in same_owner if isinstance(result, SoftmaxAttention)}
@@ -154,9 +142,7 @@ def _analyze(softmax: TrackedSoftmax) -> SoftmaxAttention | str | None:
     product = candidate.value_products[0]
     if len(candidate.value_products) > 1:
         num_elements = sum(part.weights.numel() for part in candidate.value_products)
-        if num_elements != candidate.num_scores or not all(
-            part.is_unchanged for part in candidate.value_products
-        ):
+        if num_elements != candidate.num_scores or not all(part.is_unchanged for part in candidate.value_products):
             return PARTS_REASON if is_expected or softmax.is_product else None
         product = _merge_partial_products(candidate)
     sizes = _collect_sizes(softmax.frames)
@@ -167,11 +153,7 @@ def _analyze(softmax: TrackedSoftmax) -> SoftmaxAttention | str | None:
         return FEATURES_REASON if is_expected else None
     if isinstance(order, str):
         return order
-    if (
-        product.is_unchanged
-        and (len(candidate.value_products) > 1 or not product.is_partial)
-        and candidate.has_scores
-    ):
+    if product.is_unchanged and (len(candidate.value_products) > 1 or not product.is_partial) and candidate.has_scores:
         scores, lse = order.apply(candidate.scores.detach().reshape(product.sizes)), None
     elif get_version(product.source) != product.version:
         return OVERWRITTEN_REASON
@@ -245,13 +227,7 @@ def _find_axis_order(product: ValueProduct, num_heads: int | None, sizes: _Modul
     def build_order(b: list[int], h: list[int], q: list[int]) -> _AxisOrder:
         b, h, q = sorted(b), sorted(h), sorted(q)
         counts = [math.prod(size[i] for i in indices) for indices in (b, h, q, keys)]
-        if (
-            len(b) == 1
-            and not h
-            and num_heads
-            and counts[0] % num_heads == 0
-            and counts[0] != sizes.batch_size
-        ):
+        if len(b) == 1 and not h and num_heads and counts[0] % num_heads == 0 and counts[0] != sizes.batch_size:
             counts[:2] = counts[0] // num_heads, num_heads  # batch and heads share an axis
         return _AxisOrder(b, h, q, keys, (counts[0], counts[1], counts[2], counts[3]))
 
@@ -312,9 +288,7 @@ def _collect_sizes(frames: Sequence[ModuleFrame]) -> _ModuleSizes:
     return _ModuleSizes(shapes[0][0] if shapes and shapes[0] else 1, positions, widths, features_last)
 
 
-def _is_attention(
-    softmax: TrackedSoftmax, product: ValueProduct, order: _AxisOrder | str, sizes: _ModuleSizes
-) -> bool:
+def _is_attention(softmax: TrackedSoftmax, product: ValueProduct, order: _AxisOrder | str, sizes: _ModuleSizes) -> bool:
     """Return whether the weights are over positions, or channels, of the module's inputs or outputs."""
     if softmax.is_product:
         return True
@@ -330,24 +304,18 @@ def _is_attention(
     if softmax.attention_frame is not None:
         return True
     parameters = (parameter for frame in softmax.frames for parameter in frame.module.parameters())
-    is_shared = not product.batch_axes or any(
-        get_storage_id(parameter) == storage_id for parameter in parameters
-    )
+    is_shared = not product.batch_axes or any(get_storage_id(parameter) == storage_id for parameter in parameters)
     return num_keys in sizes.positions and num_queries > 1 and not is_shared
 
 
-def _is_over_channels(
-    softmax: TrackedSoftmax, product: ValueProduct, order: _AxisOrder, sizes: _ModuleSizes
-) -> bool:
+def _is_over_channels(softmax: TrackedSoftmax, product: ValueProduct, order: _AxisOrder, sizes: _ModuleSizes) -> bool:
     """Return whether the values are a row of positions for each channel.
 
     In this case they are as wide as there are positions, and the keys of all heads are the channels.
     """
     _, num_heads, num_queries, num_keys = order.shape
     is_possible = (
-        num_queries == num_keys
-        and product.value_width in sizes.positions
-        and num_keys * num_heads in sizes.widths
+        num_queries == num_keys and product.value_width in sizes.positions and num_keys * num_heads in sizes.widths
     )
     if not is_possible or num_keys not in sizes.positions:
         return is_possible

@@ -104,9 +104,7 @@ def _report_score_product(query: Tensor, keys: Tensor, mask: Tensor | None) -> N
     if mask is not None:  # a mask (B · H, Q, K), or one for all (1, Q, K)
         mask = mask[None] if len(mask) == 1 else mask.unflatten(0, (-1, num_heads))
     site.report(
-        CapturedAttention(
-            query.unflatten(0, (-1, num_heads)), keys.mT.unflatten(0, (-1, num_heads)), mask=mask
-        )
+        CapturedAttention(query.unflatten(0, (-1, num_heads)), keys.mT.unflatten(0, (-1, num_heads)), mask=mask)
     )
 
 

@@ -66,8 +66,6 @@ class TrackedWeights:
         """Track ``out``, a view of these weights."""
         labels = derive_view_labels(self.labels, self.tensor, out)
         if labels is None:
-            return replace(
-                self, tensor=out, lost_reason="its weights are cut into pieces that are not tracked"
-            )
+            return replace(self, tensor=out, lost_reason="its weights are cut into pieces that are not tracked")
         is_partial = self.is_partial or count_unique_elements(out) < count_unique_elements(self.tensor)
         return replace(self, tensor=out, labels=labels, is_partial=is_partial)

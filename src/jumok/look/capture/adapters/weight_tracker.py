@@ -191,9 +191,7 @@ class WeightTracker(TorchDispatchMode):
     def _inspect_call(self, op: Any, args: Any, kwargs: Any) -> _OperatorCall:
         tensors = _collect_tensors([*args, *kwargs.values()])
         weights = [
-            tracked
-            for x in tensors
-            if (tracked := self.tracked_weights.get(id(x))) is not None and tracked.is_live
+            tracked for x in tensors if (tracked := self.tracked_weights.get(id(x))) is not None and tracked.is_live
         ]
         call = _OperatorCall(op, args, kwargs, tensors, weights, _find_mutated(op, args, kwargs))
         call.is_random = op.overloadpacket in RANDOM_OPS or any(id(x) in self.random_tensors for x in tensors)
@@ -213,8 +211,7 @@ class WeightTracker(TorchDispatchMode):
                 for candidate in self.candidates:
                     candidate.stop()
             elif isinstance(out, Tensor) and (
-                packet in RANDOM_OPS
-                or (call.tensors and all(id(x) in self.random_tensors for x in call.tensors))
+                packet in RANDOM_OPS or (call.tensors and all(id(x) in self.random_tensors for x in call.tensors))
             ):
                 self.random_tensors[id(out)] = out
             return
@@ -240,9 +237,7 @@ class WeightTracker(TorchDispatchMode):
     def _track_outputs(self, call: _OperatorCall, out: Any) -> None:
         """Record which outputs of an operation hold weights."""
         outputs = _collect_tensors([out])
-        without_dropout: Sequence[Tensor | None] = self._recompute_without_dropout(call) or [None] * len(
-            outputs
-        )
+        without_dropout: Sequence[Tensor | None] = self._recompute_without_dropout(call) or [None] * len(outputs)
         for index, (output, before_dropout) in enumerate(zip(outputs, without_dropout, strict=True)):
             if call.is_random and index:  # the mask of a dropout
                 self.random_tensors[id(output)] = output
@@ -291,9 +286,7 @@ class WeightTracker(TorchDispatchMode):
         elif packet is aten.mul and weights.values is None and len(call.weights) == 1:
             other = next(x for x in call.tensors if x is not weights.tensor)
             labels = ((),) * (out.dim() - weights.tensor.dim()) + weights.labels
-            products = replace(
-                weights, tensor=out, labels=labels, values=other.expand(out.shape), factor=weights
-            )
+            products = replace(weights, tensor=out, labels=labels, values=other.expand(out.shape), factor=weights)
             if not weights.key_axes:  # a single key is not summed
                 self._record_sum(products, set())
             return products
@@ -325,9 +318,7 @@ class WeightTracker(TorchDispatchMode):
             return
         *batch, last = [list_leaf_axes(label) for label in weights.labels]
         second_last = batch.pop() if batch else []
-        inner_axes, outer_axes = (
-            (last, second_last) if side == 0 or len(weights.labels) == 1 else (second_last, last)
-        )
+        inner_axes, outer_axes = (last, second_last) if side == 0 or len(weights.labels) == 1 else (second_last, last)
         if inner_axes == weights.key_axes:
             other = factors[1 - side]
             value_width = 1 if other.dim() == 1 else other.shape[-1 if side == 0 else -2]

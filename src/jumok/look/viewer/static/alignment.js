@@ -1,7 +1,7 @@
-// How much each step of speech looks at each symbol of its text. A long one is pooled to fewer cells.
+// The alignment of the steps of speech to the symbols of its text. A long one is pooled to fewer cells.
 
 export class Alignment {
-  /** `answer`: the whole map in few cells; `shape`: how many steps and symbols there are. */
+  /** `answer`: the whole map in few cells; `shape`: the numbers of steps and symbols. */
   constructor(answer, [steps, symbols]) {
     Object.assign(this, { answer, steps, symbols, most: answer.most });
   }
@@ -11,18 +11,18 @@ export class Alignment {
     return values[Math.floor((step * rows) / this.steps) * cols + Math.floor((symbol * cols) / this.symbols)];
   }
 
-  /** Of a step, all symbols. */
+  /** The weights of a step on all symbols. */
   at(step) {
     return Array.from({ length: this.symbols }, (_, n) => this.weight(step, n));
   }
 
-  /** Of a symbol, all cells of time. */
+  /** The weights on a symbol in all cells of time. */
   profile(symbol) {
     const { rows } = this.answer;
     return Array.from({ length: rows }, (_, cell) => this.weight(Math.floor((cell * this.steps) / rows), symbol));
   }
 
-  /** The symbols that a step looks at most: [{ n, value }]. */
+  /** The symbols with the highest weights of a step: [{ n, value }]. */
   rankSymbols(step, count) {
     return this.at(step)
       .map((value, n) => ({ n, value }))
@@ -30,7 +30,7 @@ export class Alignment {
       .slice(0, count);
   }
 
-  /** When a symbol is looked at most of all: the first such step, the one after the last, how many; or null. */
+  /** When a symbol has the highest weight: the first such step, the one after the last, and their number; or null. */
   findSpan(symbol) {
     const steps = [];
     for (let step = 0; step < this.steps; step += 1) {

@@ -1,18 +1,18 @@
-// How everything looks now: theme, inks, fonts, colours and the curve from weight to colour; and the legend.
+// The current appearance: theme, inks, fonts, colours and the curve from weight to colour; and the legend.
 
 import { toCss, createCurve, packColours, getDivergingScale, getScale, formatWeight, needsDarkInk } from "./colours.js";
 import { sizeCanvas, createElement } from "./dom.js";
 
-/** Shared by all views; `version` changes with anything that tiles have to be coloured anew for. */
+/** Shared by all views; `version` changes when tiles have to be coloured again. */
 export class Appearance {
   constructor(root, full) {
     this.root = root;
-    this.sharesWheel = !full; // whether the wheel belongs to the page around us
+    this.sharesWheel = !full; // whether the wheel scrolls the surrounding page
     this.version = 0;
     this.cache = new Map();
   }
 
-  /** What the page around us wants: a notebook says it, or the system does. */
+  /** The theme of the surrounding page: that of a notebook, or of the system. */
   detectTheme() {
     const { body, documentElement: page } = document;
     const declared =
@@ -40,12 +40,12 @@ export class Appearance {
     this.colours = packColours(this.list);
     this.tints = this.memoize(`tints ${scale} ${this.theme}`, () =>
       this.list.map((_, n) => this.list[Math.round(0.62 * n)]),
-    ); // behind a text: never so dark
+    ); // behind text, never the darkest shades
     this.divergingList = this.memoize(`diverging ${this.theme}`, () => getDivergingScale(this.theme));
     this.divergingColours = packColours(this.divergingList);
     this.spectrogramScale = this.memoize("dusk dark", () => getScale("dusk", "dark"));
     this.spectrogramColours = packColours(this.spectrogramScale);
-    this.overlayScale = this.memoize("overlay", () => getScale("overlay", "dark")); // over pictures, which no theme changes
+    this.overlayScale = this.memoize("overlay", () => getScale("overlay", "dark")); // for images, in any theme
     this.setRange(curve, contrast, range ?? { most: 1, change: 1, width: 1, keys: 1 });
     this.version += 1;
   }
@@ -56,7 +56,7 @@ export class Appearance {
   }
 
   setRange(kind, contrast, range) {
-    this.curveSetting = kind; // as it was chosen
+    this.curveSetting = kind; // as selected
     this.curveKind = kind === "auto" ? chooseCurve(range.keys) : kind;
     this.contrastFactor = 10 ** -contrast;
     this.range = range;
@@ -64,7 +64,7 @@ export class Appearance {
     this.divergingCurve = createCurve("root", 0, Math.max(range.change, 1e-9) * this.contrastFactor);
   }
 
-  /** The curve for cells of so many keys. One that covers many is paler than the strongest pair in it, so the scale ends higher the closer one comes. */
+  /** The curve for cells of `width` keys. A cell that covers many is paler than its largest weight, so the scale ends higher when zoomed in. */
   curveAt(width) {
     const { most, width: maxWidth, keys } = this.range,
       closer = (maxWidth / width) ** 0.75;
@@ -76,7 +76,7 @@ export class Appearance {
     return createCurve(this.curveKind, 0, (top > 0.5 ? 1 : top) * this.contrastFactor);
   }
 
-  /** The font of a word that has so many pixels from line to line. */
+  /** The font of a word in a line of this height. */
   fontFor(height, weight = 400) {
     return `${weight} ${Math.max(9, Math.min(13, height))}px ${this.family}`;
   }
@@ -86,12 +86,12 @@ export class Appearance {
   }
 }
 
-/** Few keys: as it is. More: roots, so that small weights show. Very many: decades. */
+/** Few keys: linear. More: square roots, so that small weights are visible. Very many: logarithmic. */
 function chooseCurve(keys) {
   return keys <= 64 ? "linear" : keys <= 192 ? "root" : "log";
 }
 
-/** A bar that tells how much a colour is. */
+/** A colour bar with its scale. */
 export class Legend {
   constructor() {
     this.canvas = createElement("canvas", { class: "jm-legend-bar", role: "img" });
@@ -115,7 +115,7 @@ export class Legend {
     return this.bar(sizeCanvas(this.canvas, 210, 30), appearance, 1, 2, 208);
   }
 
-  // Places on the bar, 0 to 1, and what stands there.
+  // Positions on the bar, 0 to 1, and their labels.
   ticks() {
     const { curve, log, diverging, format = (value) => formatWeight(value, 2) } = this.content;
     if (diverging)
@@ -150,13 +150,13 @@ export class Legend {
     context.fillStyle = appearance.inks.muted;
     context.textBaseline = "alphabetic";
     for (const [place, text] of this.ticks()) {
-      const half = context.measureText(text).width / 2; // none sticks out
+      const half = context.measureText(text).width / 2; // labels stay within the bar
       context.textAlign = "center";
       context.fillText(text, Math.max(x + half, Math.min(x + width - half, x + place * width)), y + 22);
     }
   }
 
-  /** Below a picture that is saved. */
+  /** Draw the legend below a saved image. */
   drawBelow(context, appearance, x, y, width) {
     if (!this.content) return;
     const barWidth = Math.min(208, Math.max(90, width - 30));

@@ -1,16 +1,16 @@
-// Arcs: queries on one side, keys on the other, a curve for each weight that counts. Two rows of words where
-// they fit side by side, two columns where they do not. All of it is SVG, and can be saved as such.
+// Arcs: queries on one side, keys on the other, a curve for each weight above a threshold. Words are in two rows if they
+// fit, otherwise in two columns. The drawing is SVG and can be saved as such.
 
 import { formatCount, formatWeight } from "./colours.js";
 import { createSvg, iconButton, createElement } from "./dom.js";
 import { isRightToLeft, Ruler, truncateText } from "./token_text.js";
 
-const MAX_WORDS = 160; // a side, at once
+const MAX_WORDS = 160; // shown at once, on each side
 const MAX_ARCS = 1500;
 const LINE_HEIGHT = 24; // pixels from word to word in a column
 
 export class ArcView {
-  /** `events`: hover(place or null), pin(row), weights(rows, cols) → promise of weights. */
+  /** `events`: hover(place or null), pin(row), weights(rows, cols), which returns a promise of weights. */
   constructor({ appearance, events }) {
     Object.assign(this, { appearance, events });
     this.ruler = new Ruler();
@@ -24,7 +24,7 @@ export class ArcView {
       max: "0.5",
       step: "0.005",
       value: `${this.least}`,
-      aria: { label: "Weakest arc shown" },
+      aria: { label: "Minimum weight of an arc" },
       oninput: () => {
         this.least = Number(this.threshold.value);
         this.paint();
@@ -34,7 +34,7 @@ export class ArcView {
     this.canvasBox = createElement("div", { class: "jm-arcs-content" });
     this.el = createElement("div", { class: "jm-arcs" }, [
       createElement("div", { class: "jm-bar" }, [
-        createElement("label", { class: "jm-field" }, [createElement("span", { text: "Arcs from" }), this.threshold, this.thresholdText]),
+        createElement("label", { class: "jm-field" }, [createElement("span", { text: "Minimum weight" }), this.threshold, this.thresholdText]),
         this.pager,
       ]),
       this.canvasBox,
@@ -68,7 +68,7 @@ export class ArcView {
     this.paint();
   }
 
-  /** Have a query among the words that are shown. */
+  /** Show the page of words that contains a query. */
   reveal(row) {
     if (row >= this.rows[0] && row < this.rows[1]) return;
     const near = (length) => Math.max(0, Math.min(length - MAX_WORDS, row - MAX_WORDS / 2));
@@ -91,9 +91,9 @@ export class ArcView {
       };
       this.pager.append(
         createElement("span", { class: "jm-muted", text: name }),
-        iconButton("left", `Earlier ${name.toLowerCase()}`, move(-MAX_WORDS / 2)),
+        iconButton("left", `Previous ${name.toLowerCase()}`, move(-MAX_WORDS / 2)),
         createElement("span", { class: "jm-number", text: `${formatCount(first)} to ${formatCount(last - 1)} of ${formatCount(length)}` }),
-        iconButton("right", `Later ${name.toLowerCase()}`, move(MAX_WORDS / 2)),
+        iconButton("right", `Next ${name.toLowerCase()}`, move(MAX_WORDS / 2)),
       );
     }
   }
@@ -106,7 +106,7 @@ export class ArcView {
     if (!this.content || !this.canvasBox.clientWidth) return;
     this.thresholdText.textContent = formatWeight(this.least);
     if (!this.weights) {
-      this.canvasBox.replaceChildren(createElement("p", { class: "jm-note", text: this.errorMessage || "One moment …" }));
+      this.canvasBox.replaceChildren(createElement("p", { class: "jm-note", text: this.errorMessage || "Loading …" }));
       return;
     }
     if (this.weights.rows !== this.rows[1] - this.rows[0] || this.weights.cols !== this.cols[1] - this.cols[0]) return;
@@ -176,7 +176,7 @@ export class ArcView {
       if (values[n] >= least) arcs.push([this.rows[0] + Math.floor(n / cols), this.cols[0] + (n % cols), values[n]]);
     }
     arcs.sort((a, b) => b[2] - a[2]);
-    return arcs.slice(0, MAX_ARCS).reverse(); // the strongest on top
+    return arcs.slice(0, MAX_ARCS).reverse(); // the highest on top
   }
 
   alongRows(from, to, width) {
@@ -231,7 +231,7 @@ export class ArcView {
       wide = this.ruler.width(short) + 12;
     const left = isFlat ? x - wide / 2 : query ? x - wide - 2 : x + 2;
     const box = createSvg("rect", { x: left, y: y - 11, width: wide, height: 22, rx: 5, fill: "transparent" });
-    // text-anchor would turn with the direction of the text: the middle is the middle in both.
+    // text-anchor depends on the direction of the text: "middle" is the same in both.
     const label = createSvg("text", {
       x: left + wide / 2,
       y: y + 4.5,
@@ -261,7 +261,7 @@ export class ArcView {
     this.events.hover(null);
   }
 
-  // What is hovered, or else pinned, stands out; the other end of each of its arcs is tinted by the weight.
+  // Highlight the hovered or pinned word; the other end of each of its arcs is shaded by the weight.
   highlight() {
     if (!this.words || !this.weights) return;
     const { inks, list } = this.appearance,

@@ -1,9 +1,9 @@
-// A sound that is played: its time moves while it does.
+// Playback of audio.
 
 import { createElement } from "./dom.js";
 
 export class AudioPlayer {
-  /** `events`: timeChanged(seconds), again and again while it plays; changed(), when it begins or ends; failed(text). */
+  /** `events`: timeChanged(seconds), repeatedly while it plays; changed(), when it starts or stops; failed(text). */
   constructor(events) {
     this.events = events;
     this.ready = false;
@@ -13,11 +13,11 @@ export class AudioPlayer {
       onpause: () => this.handleStop(),
       onended: () => this.handleStop(),
       onseeked: () => events.timeChanged(this.time),
-      onerror: () => this.ready && this.fail("This browser cannot play the sound."),
+      onerror: () => this.ready && this.fail("This browser cannot play the audio."),
     });
   }
 
-  /** The base64 of a WAV file, or null where there is none. */
+  /** `wav`: a WAV file in base64, or null. */
   load(wav) {
     if (this.wav === wav) return;
     this.stop();
@@ -51,9 +51,9 @@ export class AudioPlayer {
   play() {
     if (this.ready)
       this.audio.play().catch((error) => {
-        // Stopped before it began is no fault; that a page may not begin by itself is one that a click helps.
-        if (error.name === "NotAllowedError") this.fail("The browser wants a click before it plays.");
-        else if (error.name !== "AbortError") this.fail("This browser cannot play the sound.");
+        // Stopping before the start is not an error. A page that may not play by itself needs a click.
+        if (error.name === "NotAllowedError") this.fail("Click once to allow playback.");
+        else if (error.name !== "AbortError") this.fail("This browser cannot play the audio.");
       });
   }
 

@@ -1,4 +1,4 @@
-// In a saved file: all numbers are in the file, compressed, and nothing is fetched.
+// Starts the viewer in a saved file: all tiles are in the file, compressed, and nothing is fetched.
 
 import { render } from "./viewer.js";
 import { Axis, decode, keyOf, TILE_SIZE } from "./tiles.js";
@@ -20,11 +20,11 @@ async function readStored(key) {
   return new Response(stream).arrayBuffer();
 }
 
-// Single weights are put together from the tiles of the finest zoom, where the file has it.
+// Single weights are assembled from the tiles of zoom 0, if the file contains it.
 async function readWeights(request) {
   const layer = manifest.data[request.data].layers[request.layer];
   if (layer.finest_zoom > 0)
-    throw new Error("This file holds pooled maps of this long input, no single tokens; the live viewer has them.");
+    throw new Error("This file contains pooled maps only. Single weights are available in the live viewer.");
   const { rows, cols } = request,
     rowAxis = new Axis(layer.shape[0]),
     colAxis = new Axis(layer.shape[1]);
@@ -59,9 +59,9 @@ async function readWeights(request) {
 async function tiles(request) {
   if (request.quantity === "weights") return readWeights(request);
   const tile = await readStored(keyOf(request));
-  if (!tile) throw new Error(`This file does not hold ${keyOf(request)}.`);
+  if (!tile) throw new Error(`This file does not contain ${keyOf(request)}.`);
   return tile;
 }
 
 render({ model: { get: (name) => ({ manifest, full: true })[name], tiles }, el: element });
-if (window === window.top) element.firstElementChild.focus(); // in a frame, the page around it would jump here
+if (window === window.top) element.firstElementChild.focus(); // in a frame, focus would scroll the page around it

@@ -1,4 +1,4 @@
-// On a page of its own, with a server behind it.
+// Starts the viewer on its own page, with a server.
 
 import { remote } from "./remote.js";
 import { render } from "./viewer.js";

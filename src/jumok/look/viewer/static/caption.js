@@ -1,4 +1,4 @@
-// A caption as a line of words, each of which can be pointed at, gone to and pinned.
+// A caption as a line of words that can be hovered, selected by keys and pinned.
 
 import { createElement } from "./dom.js";
 import { isRightToLeft } from "./token_text.js";
@@ -40,7 +40,7 @@ export class Caption {
       button.classList.toggle("jm-is-pinned", n === pinned);
       button.classList.toggle("jm-cursor", n === selected && n !== pinned);
       button.setAttribute("aria-pressed", `${n === pinned}`);
-      button.tabIndex = n === (cursor ?? pinned ?? 0) ? 0 : -1; // one of them can be tabbed to
+      button.tabIndex = n === (cursor ?? pinned ?? 0) ? 0 : -1; // one of them can be focused with Tab
       tint(button, n);
     });
   }
@@ -49,7 +49,7 @@ export class Caption {
     this.buttons[n].focus();
   }
 
-  /** A long one scrolls until a word is seen, and nothing around it moves. */
+  /** Scroll a long caption to a word, without moving the page. */
   reveal(n) {
     const button = this.buttons[n],
       { offsetTop: top, clientHeight: height, scrollTop } = this.el;
@@ -58,7 +58,7 @@ export class Caption {
     if (above < scrollTop || above + button.offsetHeight > scrollTop + height) this.el.scrollTop = above - 4;
   }
 
-  /** The word that a key goes to from another (null: from none), or null. */
+  /** The word that a key moves to from another (null: from none), or null. */
   next(key, from) {
     const last = this.buttons.length - 1,
       step = { ArrowLeft: -1, ArrowRight: 1 }[key] * (this.isReversed ? -1 : 1);

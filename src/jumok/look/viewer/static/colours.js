@@ -1,10 +1,10 @@
-// The colour scales: our own, made in the OKLab space.
+// The colour scales, defined in the OKLab space.
 //
-// A scale goes through a few colours, then is cut into 256 steps of equal length in OKLab, so that equal steps of
-// weight appearance equally far apart. Lightness only ever rises (or falls), so it reads in grey and for every kind of
-// colour vision. "Blue" keeps to one hue; "Dusk" goes from blue to yellow, the pair that all but the rarest
-// kinds of colour blindness tell apart (as the well-known cividis does). On a light page higher weight is
-// darker, on a dark page lighter: nothing is always the colour of the page.
+// A scale passes through a few colours and is resampled to 256 steps of equal length in OKLab, so that equal steps of
+// weight look equally far apart. Lightness is monotonic, so scales work in grey and for every type of colour vision.
+// "Blue" has one hue; "Dusk" goes from blue to yellow, a pair that almost all types of colour blindness distinguish (as
+// in cividis). On a light page a higher weight is darker, on a dark page it is lighter: 0 always has the colour of the
+// page.
 
 const STEPS = 256;
 
@@ -42,7 +42,7 @@ const STOPS = {
       [0.96, 0.14, 103],
     ],
   },
-  // For a veil over a picture: from shade to lamplight.
+  // For the overlay of an image: from dark to light.
   overlay: {
     light: [
       [0.92, 0.12, 96],
@@ -97,19 +97,19 @@ const DIVERGING_STOPS = {
 export const SCALES = { blue: "Blue", dusk: "Dusk", grey: "Grey" };
 export const CURVES = { linear: "Linear", root: "Square root", log: "Logarithmic" };
 
-/** 256 colours `[red, green, blue]` from no weight to the most. */
+/** 256 colours `[red, green, blue]` from weight 0 to the maximum. */
 export function getScale(name, theme) {
   return resample(STOPS[name][theme], STEPS);
 }
 
-/** 256 colours from much lower, over no change (127.5), to much higher. */
+/** 256 colours from lower, over no change (127.5), to higher. */
 export function getDivergingScale(theme) {
   const lower = resample(DIVERGING_STOPS[theme].lower, STEPS / 2),
     higher = resample(DIVERGING_STOPS[theme].higher, STEPS / 2);
   return [...lower.reverse(), ...higher];
 }
 
-/** As whole pixels for an ImageData, in the byte order of every machine that runs browsers. */
+/** Pack colours to pixels of an ImageData (little-endian, as on all machines that run browsers). */
 export function packColours(colours) {
   return Uint32Array.from(colours, ([r, g, b]) => ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0);
 }
@@ -118,7 +118,7 @@ export function toCss([r, g, b]) {
   return `rgb(${r} ${g} ${b})`;
 }
 
-/** Whether dark ink reads better than light ink on a colour. */
+/** Whether dark text is more readable than light text on a colour. */
 export function needsDarkInk([r, g, b]) {
   return 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b) > 0.22;
 }
@@ -140,7 +140,7 @@ function resample(stops, numColours) {
   return colours;
 }
 
-// On the smooth curve (Catmull and Rom) through the stops, in OKLab.
+// A point on the Catmull-Rom curve through the stops, in OKLab.
 function interpolate(stops, at) {
   const points = stops.map(([l, c, h]) => [l, c * Math.cos((h * Math.PI) / 180), c * Math.sin((h * Math.PI) / 180)]);
   const position = at * (points.length - 1),
@@ -159,7 +159,7 @@ function interpolate(stops, at) {
   });
 }
 
-// Ottosson's OKLab to sRGB; a colour that no screen has gives up some of its chroma.
+// Convert OKLab to sRGB (Ottosson); the chroma of colours outside the gamut is reduced.
 function toRgb([light, a, b]) {
   for (let chroma = 1; ; chroma -= 0.02) {
     const l = (light + 0.3963377774 * a * chroma + 0.2158037573 * b * chroma) ** 3;
@@ -185,7 +185,7 @@ function linear(byte) {
   return value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
 }
 
-/** From a weight to its position on the scale, 0 to 1, and back. `low` matters to the logarithm alone. */
+/** The mapping from a weight to its position on the scale, 0 to 1, and back. `low` is used by the logarithm only. */
 export function createCurve(kind, low, top) {
   if (kind === "log") {
     const first = Math.log(low),
@@ -203,7 +203,7 @@ export function createCurve(kind, low, top) {
 
 const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 
-/** A weight for people: 0.831, 0.0042, 3.1×10⁻⁶. */
+/** Format a weight: 0.831, 0.0042, 3.1×10⁻⁶. */
 export function formatWeight(weight, digits = 3) {
   if (!Number.isFinite(weight)) return "–";
   if (weight === 0) return "0";
@@ -213,7 +213,7 @@ export function formatWeight(weight, digits = 3) {
   return `${mantissa}×10⁻${[...power].map((digit) => SUPERSCRIPTS[Number(digit)]).join("")}`;
 }
 
-/** A count for people: 65,536. */
+/** Format a count: 65,536. */
 export function formatCount(number) {
   return number.toLocaleString("en-US");
 }

@@ -1,4 +1,4 @@
-// What is told of a document's words and sentences: beside the pointer, in the panel, above the text.
+// Descriptions of the words and sentences of a document: in the tooltip, in the panel, above the text.
 
 import { formatCount, formatWeight } from "./colours.js";
 import { createElement, createWord } from "./dom.js";
@@ -6,7 +6,7 @@ import { truncateText } from "./token_text.js";
 
 const MAX_CLASSES = 4;
 
-/** Beside the pointer: a word's weight, its rank, and what its sentence counts. `share` as in the view. */
+/** The tooltip of a word: its weight, its rank, and the weight of its sentence. */
 export function describeWord(text, n, hop, weightScope) {
   const { weight, rank, share: sentenceShare, sentence } = text.wordInfo(n, hop),
     isPerSentence = weightScope === "sentence";
@@ -29,7 +29,7 @@ export function describeSentence(text, s, hop) {
   ];
 }
 
-/** In the panel: how much each hop looks at a word; of a single hop, what else counts in its sentence. */
+/** The panel of a word: its weight in each hop; with a single hop, the other words of its sentence. */
 export function describePinned(text, n, hop) {
   const { weight, rank, sentence } = text.wordInfo(n, hop),
     { hops, offsets, numSentences, words } = text,
@@ -38,12 +38,12 @@ export function describePinned(text, n, hop) {
   const info = { title: words[n], place: n, lead };
   if (hops.length > 1) {
     const lines = hops.map((weights, k) => ({ text: `hop ${k}`, hop: k, value: weights[n] }));
-    return { ...info, heading: "How much each hop looks at it", lines };
+    return { ...info, heading: "Weight in each hop", lines };
   }
   const first = offsets[sentence.number],
     weights = text.at(hop).words.subarray(first, offsets[sentence.number + 1]);
   const lines = Array.from(weights, (value, k) => ({ text: truncateText(words[first + k], 40), place: first + k, value }));
-  return { ...info, heading: numSentences > 1 ? "What counts most in its sentence" : "What counts most", lines };
+  return { ...info, heading: numSentences > 1 ? "Highest weights in the sentence" : "Highest weights", lines };
 }
 
 function describeSentenceWeight({ number, weight, rank }, text) {
@@ -54,7 +54,7 @@ function createNote(text) {
   return createElement("div", { class: "jm-muted jm-number", text });
 }
 
-/** What the model said, and what is true where that is known, as elements. */
+/** The predicted classes, and the label if it is known, as elements. */
 export function createPrediction({ probabilities, label: truth }) {
   const parts = probabilities.slice(0, MAX_CLASSES).map(([label, probability], n) =>
     createElement("span", { class: n ? "jm-class" : "jm-class jm-prediction" }, [
@@ -73,7 +73,7 @@ export function createPrediction({ probabilities, label: truth }) {
   const className = isCorrect === null ? "jm-label" : isCorrect ? "jm-label jm-correct" : "jm-label jm-wrong";
   parts.push(
     createElement("span", { class: className }, [
-      createElement("span", { text: isCorrect ? "✓ right" : isCorrect === null ? "It is " : "✗ wrong: it is " }),
+      createElement("span", { text: isCorrect ? "✓ correct" : isCorrect === null ? "Label: " : "✗ wrong, label: " }),
       ...(isCorrect ? [] : [createWord(truncateText(truth, 40))]),
       createElement("span", { class: "jm-number", text: isCorrect || probability === undefined ? "" : ` (${formatPercent(probability)})` }),
     ]),

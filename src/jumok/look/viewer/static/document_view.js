@@ -1,5 +1,5 @@
-// A document: its sentences with a bar for their weight, their words shaded. All of the text is on the page, to be
-// searched and copied; words are shaded when they come near, so that a book opens as fast as a letter.
+// A document: sentences with a bar for their weight, and shaded words. The whole text is on the page, to be searched and
+// copied; words are shaded when they are nearly visible, so that long texts open fast.
 
 import { formatCount, createCurve, formatWeight } from "./colours.js";
 import { iconButton, createElement } from "./dom.js";
@@ -9,31 +9,31 @@ import { describePinned, describeSentence, describeWord, createPrediction } from
 import { truncateText, replaceControls } from "./token_text.js";
 
 const SECTION_SIZE = 400; // words
-const LINE_HEIGHT_PX = 29; // pixels of a line of text
+const LINE_HEIGHT_PX = 29; // of a line of text
 const WEIGHT_SCOPES = { document: "within the document", sentence: "within its sentence" };
 
 export class DocumentView {
-  /** `events`: set(change of state: spot, share), tip(lines or null, x, y), say(text). */
+  /** `events`: set(change of state: pinnedWord, weightScope), tooltip(lines or null, x, y), announce(text). */
   constructor({ appearance, events }) {
     Object.assign(this, { appearance, events });
-    this.blocks = []; // the sentences
-    this.visible = new Set(); // sections of them that are in sight, or nearly
+    this.blocks = []; // sentences, or parts of long ones
+    this.visible = new Set(); // sections that are visible, or nearly
     this.version = 0;
-    this.cursor = null; // the word that keys have gone to
-    this.rank = null; // the rank of the sentence that was jumped to
+    this.cursor = null; // the word selected by keys
+    this.rank = null; // the rank of the sentence that was selected by rank
     this.prediction = createElement("div", { class: "jm-prediction-row" });
     this.scopes = createElement("div", { class: "jm-tabs", role: "group", aria: { label: "Weights" } });
     this.rankLabel = createElement("span", { class: "jm-muted jm-number" });
     this.rankPager = createElement("div", { class: "jm-pager" }, [
       this.rankLabel,
-      iconButton("left", "The next stronger sentence (p)", () => this.moveByRank(-1)),
-      iconButton("right", "The next strongest sentence (n)", () => this.moveByRank(1)),
+      iconButton("left", "Previous sentence by weight (p)", () => this.moveByRank(-1)),
+      iconButton("right", "Next sentence by weight (n)", () => this.moveByRank(1)),
     ]);
     this.textBox = createElement("div", {
       class: "jm-document-text",
       role: "region",
       tabindex: "0",
-      aria: { label: "The text" },
+      aria: { label: "Text" },
       onpointerover: (event) => this.handlePointer(event),
       onpointerleave: () => this.events.tooltip(null),
       onclick: (event) => this.handleClick(event),
@@ -57,7 +57,7 @@ export class DocumentView {
     });
   }
 
-  /** `given` as in the manifest; `hop`, null for the mean; `spot`, the pinned word; `share`, in what weights are told. */
+  /** `data` as in the manifest; `hop`, null for the mean; `pinnedWord`; `weightScope`, what weights are relative to. */
   show(data, { hop, pinnedWord, weightScope }) {
     if (this.data !== data) this.open(data);
     const isNewlyPinned = pinnedWord !== null && pinnedWord !== this.pinnedWord;
@@ -67,7 +67,7 @@ export class DocumentView {
     if (isNewlyPinned) this.reveal(pinnedWord);
   }
 
-  // ---------------------------------------------------------------- the page
+  // ---------------------------------------------------------------- layout
 
   open(data) {
     this.data = data;
@@ -83,7 +83,7 @@ export class DocumentView {
     this.textBox.scrollTop = 0;
     this.prediction.replaceChildren(...createPrediction(this.text));
     this.prediction.hidden = !this.prediction.childElementCount;
-    // What is in sight first is shaded at once, the rest once it is near.
+    // The first sections are shaded immediately, the others when they are nearly visible.
     this.sections.slice(0, 2).forEach((section) => this.visible.add(section));
     this.sections.forEach((section) => this.visibility.observe(section.el));
   }
@@ -99,7 +99,7 @@ export class DocumentView {
       gauge,
       line,
     ]);
-    // A guess at its height, for the scroll bar, until it has been laid out.
+    // An estimate of its height, for the scroll bar, until it has been laid out.
     const letters = line.textContent.replace(/[^\u1100-\uffdc]/g, "").length + line.textContent.length;
     const tall = (paragraph ? 18 : 6) + LINE_HEIGHT_PX * Math.ceil((letters * 8) / wide);
     return { el, gauge, line, gaps, sentence, first, last, tall, spans: null, version: 0 };
@@ -114,12 +114,12 @@ export class DocumentView {
     this.shade();
   }
 
-  /** As it is to be seen now. */
+  /** Shade the text again. */
   refresh() {
     if (!this.text) return;
     this.statistics = this.text.at(this.hop);
     const { curveSetting, contrastFactor } = this.appearance;
-    this.kind = curveSetting === "auto" ? "linear" : curveSetting; // what counts little stays pale
+    this.kind = curveSetting === "auto" ? "linear" : curveSetting; // small weights stay pale
     const curve = (most) => createCurve(this.kind, Math.max(most, 1e-12) * contrastFactor * 1e-3, Math.max(most, 1e-12) * contrastFactor);
     this.documentCurve = curve(this.statistics.most);
     this.curve = this.weightScope === "sentence" ? curve(1) : this.documentCurve;
@@ -177,7 +177,7 @@ export class DocumentView {
     );
   }
 
-  // The choices above the text.
+  // The controls above the text.
   updateControls() {
     const { numSentences } = this.text,
       { set } = this.events;
@@ -196,10 +196,10 @@ export class DocumentView {
       ),
     );
     this.rankLabel.textContent =
-      this.rank === null ? "Strongest sentences" : `${formatCount(this.rank + 1)} of ${formatCount(numSentences)} by weight`;
+      this.rank === null ? "Sentences by weight" : `${formatCount(this.rank + 1)} of ${formatCount(numSentences)} by weight`;
   }
 
-  /** What the legend shows. */
+  /** The content of the legend. */
   legend() {
     if (!this.statistics) return null;
     const { curve, appearance, weightScope, text, statistics } = this,
@@ -212,12 +212,12 @@ export class DocumentView {
       format: weightScope === "sentence" ? percent : undefined,
       title:
         weightScope === "sentence"
-          ? "of the weight of the strongest word in its sentence"
-          : `weight, relative to the strongest word, ${strongest}`,
+          ? "relative to the highest weight in the sentence"
+          : `weight, relative to the highest weight, ${strongest}`,
     };
   }
 
-  // ---------------------------------------------------------------- all of it at a glance
+  // ---------------------------------------------------------------- minimap
 
   paintMinimap() {
     const { scrollTop, scrollHeight, clientHeight: tall } = this.textBox;
@@ -227,7 +227,7 @@ export class DocumentView {
     this.minimap.paint({ weights: this.statistics.words, curve: this.documentCurve, version: this.version, pinnedWord: this.pinnedWord, range, height: tall });
   }
 
-  // The word that is about so far down: exact between blocks, a guess within.
+  // The word at a height: exact between blocks, estimated within.
   wordAt(y) {
     let low = 0,
       high = this.blocks.length - 1;
@@ -241,7 +241,7 @@ export class DocumentView {
     return first + (last - first) * Math.max(0, Math.min(1, part));
   }
 
-  /** To a part of the whole, 0 to 1. */
+  /** Scroll to a position, 0 to 1. */
   seek(part) {
     const n = Math.min(this.text.length - 1, Math.floor(part * this.text.length)),
       block = this.blockOf(n),
@@ -258,7 +258,7 @@ export class DocumentView {
     });
   }
 
-  // ---------------------------------------------------------------- going there
+  // ---------------------------------------------------------------- navigation
 
   blockOf(n) {
     let low = 0,
@@ -271,7 +271,7 @@ export class DocumentView {
     return this.blocks[low];
   }
 
-  // What lies there is laid out only now, and may be taller than guessed: so aim again, for some frames.
+  // The target is laid out only now and may be taller than estimated: repeat for some frames.
   scrollTo(place) {
     let times = 6;
     const go = () => {
@@ -283,12 +283,12 @@ export class DocumentView {
     go();
   }
 
-  // Whoever scrolls goes where they like.
+  // The user scrolls: stop scrolling to a target.
   cancelScroll() {
     cancelAnimationFrame(this.scrollFrame);
   }
 
-  /** Have a word in sight; where it is, all stays as it is. */
+  /** Scroll a word into view, if it is not visible. */
   reveal(n) {
     const block = this.blockOf(n),
       span = this.spanOf(n),
@@ -304,7 +304,7 @@ export class DocumentView {
     return block.spans[n - block.first];
   }
 
-  /** To a sentence, which is marked; it is said how much it counts. */
+  /** Scroll to a sentence, highlight it, and announce its weight. */
   moveToSentence(sentence) {
     const block = this.blockOf(this.text.offsets[sentence]),
       { el } = block,
@@ -319,7 +319,7 @@ export class DocumentView {
     this.events.announce(`Sentence ${formatCount(sentence + 1)}, weight ${formatWeight(weight)}: ${text}`);
   }
 
-  /** To the next one in the order of weights. */
+  /** Move to the next sentence in the order of weights. */
   moveByRank(by) {
     const { numSentences } = this.text;
     if (numSentences === 1) return;
@@ -328,7 +328,7 @@ export class DocumentView {
     this.moveToSentence(this.statistics.order[this.rank]);
   }
 
-  /** Keys that mean something here; false for all others. */
+  /** Handle a key; returns false if it has no function here. */
   handleKey(key, shiftKey, button) {
     const { textBox, text } = this;
     if (shiftKey && (key === "ArrowLeft" || key === "ArrowRight")) return this.moveByWord(key === "ArrowLeft" ? -1 : 1);
@@ -345,7 +345,7 @@ export class DocumentView {
     return false;
   }
 
-  // From word to word; what is there is said.
+  // Move from word to word, and announce each.
   moveByWord(by) {
     const begin = Math.ceil(this.wordAt(this.textBox.scrollTop));
     const next = this.cursor === null ? (this.pinnedWord ?? begin) : this.cursor + by;
@@ -364,7 +364,7 @@ export class DocumentView {
     if (n !== null) this.spanOf(n).classList.add("jm-cursor");
   }
 
-  // From sentence to sentence; within one that is taller than the page, by lines.
+  // Move from sentence to sentence; with a single sentence, by lines.
   moveBySentence(by) {
     const { textBox, text } = this,
       { scrollTop, clientHeight } = textBox;
@@ -377,7 +377,7 @@ export class DocumentView {
     return true;
   }
 
-  // ---------------------------------------------------------------- pointing
+  // ---------------------------------------------------------------- pointer
 
   handlePointer(event) {
     const span = event.target.closest(".jm-document-word"),
@@ -390,7 +390,7 @@ export class DocumentView {
 
   handleClick(event) {
     const span = event.target.closest(".jm-document-word");
-    if (!span || String(globalThis.getSelection() ?? "")) return; // whoever marks text does not point at a word
+    if (!span || String(globalThis.getSelection() ?? "")) return; // selecting text is not a click on a word
     this.highlight(null);
     this.pin(Number(span.dataset.word));
   }
@@ -403,7 +403,7 @@ export class DocumentView {
     return describeWord(this.text, n, this.hop, this.weightScope);
   }
 
-  /** What the panel tells of a word. */
+  /** The content of the panel for a word. */
   describePinned(n) {
     return describePinned(this.text, n, this.hop);
   }
@@ -416,7 +416,7 @@ export class DocumentView {
   }
 }
 
-// Some sentences together: what is out of sight is not laid out, and a few large parts are less to watch than many.
+// Groups of sentences: invisible groups are not laid out, and a few large parts are cheaper to observe than many.
 function groupSections(blocks) {
   const sections = [];
   let words = Infinity;
@@ -439,7 +439,7 @@ function groupSections(blocks) {
   return sections;
 }
 
-// From the top of the text.
+// The distance from the top of the text.
 function offsetTop({ el }) {
   return el.parentElement.offsetTop + el.offsetTop;
 }

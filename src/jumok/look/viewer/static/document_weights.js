@@ -1,10 +1,10 @@
-// A text with the weights of its words: what the document view knows, without any of what it draws.
+// A text with the weights of its words: the data of the document view.
 
 import { decode } from "./tiles.js";
 
-const BLOCK_SIZE = 2000; // words that are laid out together at most: a sentence may be a whole book
+const BLOCK_SIZE = 2000; // maximum number of words that are laid out together: a sentence may be very long
 
-/** A document as the manifest tells it. A hop is a number; null is the mean of all of them. */
+/** A document as in the manifest. A hop is a number; null is the mean of all hops. */
 export class DocumentWeights {
   constructor({ words, separators, sentence_offsets, weights, sentence_weights, class_probabilities, label }) {
     Object.assign(this, { words, separators, offsets: sentence_offsets, probabilities: class_probabilities, label });
@@ -24,7 +24,7 @@ export class DocumentWeights {
     return this.offsets.length - 1;
   }
 
-  /** Of a hop: the weights of words and sentences, the strongest word of each sentence and of all, and orders. */
+  /** Statistics of a hop: the weights of words and sentences, the maximum of each sentence and of all, and orders. */
   at(hop) {
     if (!this.cache.has(hop)) this.cache.set(hop, this.computeStatistics(hop === null ? computeMean(this.hops) : this.hops[hop]));
     return this.cache.get(hop);
@@ -41,12 +41,12 @@ export class DocumentWeights {
       if (weight > words[best]) best = n;
     });
     const sentences = this.sentenceWeights ?? sums;
-    const order = Array.from(sentences.keys()).sort((a, b) => sentences[b] - sentences[a]); // the strongest first
+    const order = Array.from(sentences.keys()).sort((a, b) => sentences[b] - sentences[a]); // the highest first
     const sorted = { words: Float32Array.from(words).sort(), sentences: Float32Array.from(sentences).sort() };
     return { words, sentences, sums, maxima, best, most: words[best], order, sorted };
   }
 
-  /** All that is to be told of a word. Those with equal weights share a rank. */
+  /** The weight and rank of a word. Words with equal weights share a rank. */
   wordInfo(n, hop) {
     const { words, sums, sorted } = this.at(hop),
       s = this.owners[n];
@@ -65,7 +65,7 @@ export class DocumentWeights {
     };
   }
 
-  /** The pieces that are laid out one below the other: sentences, or parts of one that has too many words. */
+  /** The blocks that are laid out one below the other: sentences, or parts of a very long one. */
   blocks() {
     const blocks = [];
     for (let s = 0; s < this.numSentences; s += 1) {
@@ -78,7 +78,7 @@ export class DocumentWeights {
     return blocks;
   }
 
-  // Where a line ends anyway, if it does so soon enough.
+  // At a line break, if there is one near the limit.
   findBlockEnd(first, end) {
     if (end - first <= BLOCK_SIZE) return end;
     for (let n = first + BLOCK_SIZE; n > first + BLOCK_SIZE / 2; n -= 1) if (this.separators[n].includes("\n")) return n;
@@ -97,7 +97,7 @@ function computeMean(hops) {
   return Float32Array.from(sum, (value) => value / hops.length);
 }
 
-// 1 for the strongest; `sorted` rises.
+// 1 for the highest; `sorted` is ascending.
 function getRank(sorted, weight) {
   let low = 0,
     high = sorted.length;

@@ -1,13 +1,13 @@
-// Small helpers for the page. Text is only ever set as text: nothing here, or in any other file, parses HTML.
+// Helpers for the page. Text is always set as text: neither this file nor any other parses HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element: `createElement("button", { class: "x", text: "Fit", onclick: f, aria: { label: "…" } }, children)`. */
+/** Create an element: `createElement("button", { class: "x", text: "Fit", onclick: f, aria: { label: "…" } }, children)`. */
 export function createElement(tag, attributes = {}, children = []) {
   return fill(document.createElement(tag), attributes, children);
 }
 
-/** The same for SVG. */
+/** Create an SVG element. */
 export function createSvg(tag, attributes = {}, children = []) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
@@ -43,19 +43,19 @@ const STROKES = {
   digits: "M3.5 5.5 5 4.5v7M8.5 6a1.6 1.6 0 1 1 2.8 1l-3 4.5h3.4",
 };
 
-/** A line drawing, 16 units wide, in the colour of the text around it. */
+/** Create an icon, 16 units wide, in the colour of the surrounding text. */
 export function icon(name) {
   return createSvg("svg", { viewBox: "0 0 16 16", class: "jm-icon", aria: { hidden: "true" } }, [
     createSvg("path", { d: STROKES[name] }),
   ]);
 }
 
-/** A text of the data, kept apart from the directions of what stands around it. */
+/** Create a text of the data, isolated from the direction of the surrounding text. */
 export function createWord(text, attributes = {}) {
   return createElement("bdi", { dir: "auto", ...attributes, text });
 }
 
-/** A button that shows a drawing and says what it does. */
+/** Create a button with an icon and a label. */
 export function iconButton(name, label, onclick, attributes = {}) {
   return createElement(
     "button",
@@ -64,7 +64,7 @@ export function iconButton(name, label, onclick, attributes = {}) {
   );
 }
 
-/** Size a canvas in CSS pixels for this screen, and give its context, cleared. */
+/** Size a canvas in CSS pixels for this screen. Returns its context, cleared. */
 export function sizeCanvas(canvas, width, height) {
   const ratio = globalThis.devicePixelRatio || 1;
   const pixelWidth = Math.max(1, Math.round(width * ratio)),
@@ -81,7 +81,7 @@ export function sizeCanvas(canvas, width, height) {
   return context;
 }
 
-/** Hand the user a file. */
+/** Let the user download a file. */
 export function download(name, blob) {
   const url = URL.createObjectURL(blob);
   createElement("a", { href: url, download: name }).click();

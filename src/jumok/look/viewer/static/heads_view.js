@@ -1,4 +1,4 @@
-// All layers and heads as small maps. Each is asked for when it comes into sight.
+// All layers and heads as small maps, which are loaded when they become visible.
 
 import { sizeCanvas, createElement } from "./dom.js";
 import { keyOf, THUMBNAIL_SIZE } from "./tiles.js";
@@ -10,7 +10,7 @@ export class HeadView {
   constructor({ store, appearance, events }) {
     Object.assign(this, { store, appearance, events });
     this.el = createElement("div", { class: "jm-heads" });
-    this.maps = new Map(); // element → what it shows
+    this.maps = new Map(); // element → its canvas and request
     this.visible = new Set();
     this.visibility = new IntersectionObserver(
       (changes) => {
@@ -24,7 +24,7 @@ export class HeadView {
     );
   }
 
-  /** `layers` as in the manifest, with `short` names; `selected` { layer, head } is marked. */
+  /** `layers` as in the manifest, with `short` names; `selected` { layer, head } is highlighted. */
   show({ data, layers, selected }) {
     Object.assign(this, { data, layers });
     this.visibility.disconnect();
@@ -91,7 +91,7 @@ export class HeadView {
     this.store.request("heads", entries);
   }
 
-  // Each on a scale of its own, by square roots: here it is patterns that one looks for.
+  // Each map has its own scale, with square roots, so that patterns are visible.
   paint(canvas, { rows, cols, values, most }) {
     const image = createElement("canvas", { width: cols, height: rows });
     const data = new ImageData(cols, rows),

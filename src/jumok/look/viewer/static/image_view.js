@@ -1,5 +1,5 @@
-// A image under the weights of what was said of it: the words of its caption, or the patches of the image itself.
-// Point at a word to see its places, at a place to see its words.
+// An image with the weights of its caption's words, or of its own patches. Hover a word to see its patches, hover a patch
+// to see its words.
 
 import { Caption } from "./caption.js";
 import { formatCount, createCurve, formatWeight } from "./colours.js";
@@ -10,24 +10,24 @@ import { CaptionThumbnails } from "./thumbnails.js";
 import { truncateText } from "./token_text.js";
 
 const MAX_WORDS_SHOWN = 400;
-const NUM_RANKED_WORDS = 5; // words that are told of a place
-const SCALE_MODES = { own: "Each word its own", all: "One for all words" };
+const NUM_RANKED_WORDS = 5; // words that are listed for a patch
+const SCALE_MODES = { own: "Scale per word", all: "Shared scale" };
 
 export class ImageView {
   /**
-   * `events`: all() a promise of all weights, row(n) and received() of those of one query and of the mean of all;
-   * pin(row); tooltip(lines or null, x, y); announce(text); changed(), when the legend is another.
+   * `events`: all() returns a promise of all weights, row(n) and received() of those of one query and of the mean;
+   * pin(row); tooltip(lines or null, x, y); announce(text); changed(), when the legend changes.
    */
   constructor({ appearance, events }) {
     Object.assign(this, { appearance, events });
     this.pinned = null;
     this.hoveredWord = null; // the word under the pointer
-    this.cursor = null; // the word that keys have gone to
-    this.patch = null; // the place under the pointer, or that keys have gone to
+    this.cursor = null; // the word selected by keys
+    this.patch = null; // the patch under the pointer, or selected by keys
     this.scale = "own";
     this.names = [];
     this.lead = createElement("p", { class: "jm-lead jm-current" });
-    this.photo = createElement("img", { class: "jm-photo", alt: "The image that the model looked at", draggable: "false" });
+    this.photo = createElement("img", { class: "jm-photo", alt: "Input image", draggable: "false" });
     this.overlay = createElement("canvas", { class: "jm-overlay", role: "img" });
     this.cell = createElement("div", { class: "jm-cell", hidden: true });
     this.frame = createElement(
@@ -36,7 +36,7 @@ export class ImageView {
         class: "jm-frame",
         onpointermove: (event) => this.handlePointer(event),
         onpointerdown: (event) => this.handlePointer(event),
-        onpointerleave: (event) => event.pointerType === "mouse" && this.handleLeave(), // a finger always leaves
+        onpointerleave: (event) => event.pointerType === "mouse" && this.handleLeave(), // a touch always leaves
         onpointercancel: () => this.handleLeave(),
         onclick: (event) => this.handleClick(event),
       },
@@ -77,7 +77,7 @@ export class ImageView {
   async show(content, image) {
     const { content: before } = this;
     if (this.data !== image || before.rows !== content.rows || `${before.shape}` !== `${content.shape}`) {
-      this.loaded = null; // else what was shown stays until the new numbers are there
+      this.loaded = null; // otherwise the old weights stay until the new ones are loaded
       Object.assign(this, { content, data: image, grid: new ImageGrid(image, content.shape) });
       this.opened = this.open(image);
     }
@@ -94,14 +94,14 @@ export class ImageView {
     if (this.content === content) this.refresh();
   }
 
-  // ---------------------------------------------------------------- what there is
+  // ---------------------------------------------------------------- data
 
   async open(image) {
     this.hoveredWord = this.cursor = this.patch = null;
     this.updateControls();
     if (this.photo.src !== image.source) {
       this.photo.src = image.source;
-      await this.photo.decode().catch(() => {}); // then it has no width, and that is told
+      await this.photo.decode().catch(() => {}); // then it has no width, which is reported
     }
     const ratio = this.photo.naturalWidth / this.photo.naturalHeight || 1;
     this.frame.style.setProperty("--ratio", `${ratio}`);
@@ -111,14 +111,14 @@ export class ImageView {
     this.el.style.setProperty("--thumbnail-height", `${this.grid.isSelf ? 0 : this.thumbnails.size[1]}px`);
   }
 
-  // Of a image that looks at itself, the words are the keys before its patches, like [CLS].
+  // For self-attention over patches, the words are the keys before the patches, like [CLS].
   words() {
     const { rows, shape } = this.content,
       length = this.grid.isSelf ? this.data.num_prefix_keys : Math.min(shape[0], MAX_WORDS_SHOWN);
     return Array.from({ length }, (_, n) => (rows ? truncateText(rows[n], 40) : `token ${formatCount(n)}`));
   }
 
-  // The weights: of a caption all at once, for any word may be pointed at; of patches those of one.
+  // The weights: of a caption all at once, as any word may be hovered; of patches those of one.
   async load() {
     const { content, pinned, grid } = this,
       single = grid.isSelf;
@@ -129,7 +129,7 @@ export class ImageView {
     if (this.content === content && this.pinned === pinned) this.loaded = new CaptionWeights(grid, values, { key, single });
   }
 
-  /** The word whose places are shown; null is the mean of all. */
+  /** The word whose weights are shown; null is the mean of all. */
   get selected() {
     return this.grid.isSelf ? this.pinned : (this.hoveredWord ?? this.cursor ?? this.pinned);
   }
@@ -150,7 +150,7 @@ export class ImageView {
     return { weights, image, appearance, curve: this.curve(weights), strength: Number(this.strength.value) };
   }
 
-  // ---------------------------------------------------------------- the page
+  // ---------------------------------------------------------------- page
 
   updateControls() {
     this.scales.hidden = this.grid.isSelf;
@@ -173,14 +173,14 @@ export class ImageView {
     );
   }
 
-  /** As it is to be seen now: after other weights, another appearance. */
+  /** Paint everything again, after a change of weights or appearance. */
   refresh() {
     if (!this.content) return;
     if (this.loaded && this.photo.naturalWidth) this.thumbnails.paint(this.photo, (n) => this.overlayOf(n));
     this.paint();
   }
 
-  // What changes while one points.
+  // Paint what changes with the pointer.
   paint() {
     this.repaintOverlay();
     this.highlight();
@@ -208,8 +208,8 @@ export class ImageView {
     this.highlightPatch();
   }
 
-  // Words are shaded by how much each looked at the place that is pointed at, the strongest most. At a place that
-  // none looked at more than by chance all stay pale.
+  // Words are shaded by their weights on the hovered patch, relative to the highest. They stay pale if no weight is
+  // above chance.
   tinting() {
     const { appearance, patch, loaded } = this;
     if (patch === null || !loaded || this.grid.isSelf)
@@ -237,15 +237,15 @@ export class ImageView {
   showSelected() {
     const { selected } = this;
     if (!this.loaded || !this.photo.naturalWidth) {
-      const waits = this.loaded ? "This browser cannot show the image." : "One moment …";
+      const waits = this.loaded ? "This browser cannot show the image." : "Loading …";
       this.lead.textContent = this.errorMessage || waits;
       return;
     }
     const weights = this.weights(selected),
       best = findPeak(weights),
       name = this.nameOf(selected);
-    const most = `most at ${this.grid.describePatch(best)}: ${formatWeight(weights[best])}`;
-    this.overlay.setAttribute("aria-label", `Where the model looked, ${name}: ${most}`);
+    const most = `maximum at ${this.grid.describePatch(best)}: ${formatWeight(weights[best])}`;
+    this.overlay.setAttribute("aria-label", `Attention, ${name}: ${most}`);
     this.lead.replaceChildren(
       createWord(name, { class: selected !== null && selected === this.pinned ? "jm-pinned" : "jm-selected" }),
       createElement("span", { class: "jm-muted jm-number", text: `  ${most}` }),
@@ -258,15 +258,15 @@ export class ImageView {
     return this.names[n] ?? `Patch at ${this.grid.describePatch(n - this.data.num_prefix_keys)}`;
   }
 
-  /** What the legend shows. */
+  /** The content of the legend. */
   legend() {
     if (!this.loaded) return null;
     const curve = this.curve(this.weights(this.selected)),
       list = overlayColours(this.appearance, Number(this.strength.value));
-    return { curve, list, log: this.appearance.curveSetting === "log", title: "attention weight of a place" };
+    return { curve, list, log: this.appearance.curveSetting === "log", title: "attention weight of a patch" };
   }
 
-  // ---------------------------------------------------------------- pointing
+  // ---------------------------------------------------------------- pointer
 
   handleWordPointer(n, event) {
     if (event.pointerType === "touch") return; // a tap pins
@@ -296,7 +296,7 @@ export class ImageView {
     this.events.tooltip(patch === null ? null : this.tooltipLines(patch), event.clientX, event.clientY);
   }
 
-  // A patch that is clicked is the query whose places are shown.
+  // A clicked patch becomes the query.
   handleClick(event) {
     const patch = this.grid.isSelf ? this.patchAt(event) : null;
     if (patch !== null) this.events.pin(this.grid.keyOf(patch));
@@ -308,7 +308,7 @@ export class ImageView {
     this.events.tooltip(null);
   }
 
-  // The words that looked most at a place, and the one that is chosen.
+  // The words with the highest weights on a patch, and the selected one.
   rankWords(patch) {
     const ranked = this.loaded.rankWords(this.names.length, patch, NUM_RANKED_WORDS, this.selected);
     return ranked.map(({ n, value }) => ({ n, value, text: this.names[n] }));
@@ -338,7 +338,7 @@ export class ImageView {
 
   // ---------------------------------------------------------------- keys
 
-  /** Keys that mean something here; false for all others. */
+  /** Handle a key; returns false if it has no function here. */
   handleKey(key, shiftKey) {
     const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[key];
     if (!this.loaded) return false;
@@ -361,7 +361,7 @@ export class ImageView {
     this.caption.focus(n);
     const weights = this.weights(n),
       best = findPeak(weights);
-    this.events.announce(`${this.names[n]}: most at ${this.grid.describePatch(best)}, ${formatWeight(weights[best])}`);
+    this.events.announce(`${this.names[n]}: maximum at ${this.grid.describePatch(best)}, ${formatWeight(weights[best])}`);
     return true;
   }
 
@@ -371,7 +371,7 @@ export class ImageView {
     this.paint();
   }
 
-  // From place to place; what is there is said.
+  // Move from patch to patch, and announce each.
   moveByPatch(down, right) {
     const { patch, grid } = this;
     this.patch = patch === null ? findPeak(this.weights(this.selected)) : grid.moveFrom(patch, down, right);
@@ -387,7 +387,7 @@ export class ImageView {
     return true;
   }
 
-  /** A PNG of all words. */
+  /** Save an image of all words. */
   async save() {
     return this.thumbnails.save(this.photo, (n) => this.overlayOf(n));
   }

@@ -1,21 +1,21 @@
-// Where words looked in a image: the numbers behind the image view.
+// Attention over an image: the data of the image view.
 
 import { formatCount } from "./colours.js";
 
-/** The places of a image that are the keys of what looks at it; `shape` is (queries, keys). */
+/** The grid of patches that are the keys of a layer; `shape` is (queries, keys). */
 export class ImageGrid {
   constructor(image, shape) {
     Object.assign(this, { image, shape });
     this.numPatches = image.grid[0] * image.grid[1];
-    this.isSelf = shape[0] === image.num_prefix_keys + this.numPatches; // its queries are its own patches
+    this.isSelf = shape[0] === image.num_prefix_keys + this.numPatches; // the queries are the patches, too
   }
 
-  /** The key that a patch is. */
+  /** The key index of a patch. */
   keyOf(patch) {
     return this.image.num_prefix_keys + patch;
   }
 
-  /** Of the weights on all keys, those on places. */
+  /** The weights on patches, of the weights on all keys. */
   patchWeights(values, row = 0) {
     const first = row * this.shape[1] + this.image.num_prefix_keys;
     return values.subarray(first, first + this.numPatches);
@@ -26,7 +26,7 @@ export class ImageGrid {
     return `row ${formatCount(Math.floor(patch / cols) + 1)}, column ${formatCount((patch % cols) + 1)}`;
   }
 
-  /** One step from a patch, or where it is at an edge. */
+  /** Move one patch down or right, within the grid. */
   moveFrom(patch, down, right) {
     const [rows, cols] = this.image.grid;
     const row = Math.max(0, Math.min(rows - 1, Math.floor(patch / cols) + down)),
@@ -34,7 +34,7 @@ export class ImageGrid {
     return row * cols + col;
   }
 
-  /** A cell of the grid, in a box { x, y, w, h } that holds all of them. */
+  /** The rectangle of a patch within the box { x, y, w, h } of the grid. */
   cell(patch, { x, y, w, h }) {
     const [rows, cols] = this.image.grid;
     return {
@@ -54,9 +54,9 @@ export class ImageGrid {
   }
 }
 
-/** The weights of all words of a caption, or of what is looked at as a whole. */
+/** The weights of all words of a caption, or of a single query. */
 export class CaptionWeights {
-  /** `values` on all keys, row by row: those of every word, or, `single`, of the one that is shown. */
+  /** `values` on all keys, row by row: of every word or, if `single`, of one query. */
   constructor(grid, values, { key, single = false }) {
     Object.assign(this, { grid, values, key, single });
     const rows = single ? 1 : grid.shape[0];
@@ -70,12 +70,12 @@ export class CaptionWeights {
     }
   }
 
-  /** The weights of a word on all places; null is the mean of all. */
+  /** The weights of a word on all patches; null is the mean of all. */
   weights(n) {
     return n === null || this.single ? this.mean : this.grid.patchWeights(this.values, n);
   }
 
-  /** The first `most` of so many words by how much they appearance at a patch, and one more if it is not among them. */
+  /** The `most` words with the highest weights on a patch, and one more if it is not among them. */
   rankWords(words, patch, most, another) {
     const all = Array.from({ length: words }, (_, n) => ({ n, value: this.weights(n)[patch] }));
     const best = [...all].sort((a, b) => b.value - a.value).slice(0, most);
@@ -83,7 +83,7 @@ export class CaptionWeights {
   }
 }
 
-/** The strongest patch. */
+/** The patch with the highest weight. */
 export function findPeak(weights) {
   let best = 0;
   for (let n = 0; n < weights.length; n += 1) if (weights[n] > weights[best]) best = n;

@@ -1,4 +1,4 @@
-// The frame around the views: title, choices, scale, what is pinned, what is said. It holds no state of its own.
+// The layout around the views: title, selectors, legend, panel, messages. It has no state of its own.
 
 import { CURVES, SCALES, formatWeight } from "./colours.js";
 import { icon, iconButton, createElement, createWord } from "./dom.js";
@@ -9,68 +9,68 @@ import { truncateText } from "./token_text.js";
 const MAP_KEYS = [
   ["← →", "previous, next head"],
   ["↑ ↓", "previous, next layer"],
-  ["Shift + arrows", "move over the map, cell by cell"],
-  ["Enter, Esc", "pin the row of that cell, unpin it"],
-  ["+ − 0", "zoom in, zoom out, all of it"],
-  ["1, 2, …", "the views"],
-  ["c", "before, after, both, difference"],
-  ["n", "numbers in the cells"],
-  ["t", "light or dark"],
-  ["?", "this list"],
+  ["Shift + arrows", "move by cell"],
+  ["Enter, Esc", "pin, unpin the row"],
+  ["+ − 0", "zoom in, zoom out, fit to view"],
+  ["1, 2, …", "switch view"],
+  ["c", "switch comparison"],
+  ["n", "show weights in cells"],
+  ["t", "toggle theme"],
+  ["?", "show keyboard shortcuts"],
 ];
 const IMAGE_KEYS = [
-  ["← →, Home, End", "from word to word"],
-  ["Shift + arrows", "from place to place"],
-  ["Enter, Esc", "pin that word; back to the mean of all words"],
+  ["← →, Home, End", "move by word"],
+  ["Shift + arrows", "move by patch"],
+  ["Enter, Esc", "pin the word, show the mean of all words"],
   ["h, Shift + h", "next, previous head"],
   ["↑ ↓", "previous, next layer"],
-  ["1, 2, …", "the views"],
-  ["c", "before, after"],
-  ["t", "light or dark"],
-  ["?", "this list"],
+  ["1, 2, …", "switch view"],
+  ["c", "switch comparison"],
+  ["t", "toggle theme"],
+  ["?", "show keyboard shortcuts"],
 ];
 const DOCUMENT_KEYS = [
   ["← →", "previous, next hop"],
   ["↑ ↓", "previous, next sentence"],
-  ["n p", "the strongest sentences, one after the other, and back"],
-  ["Shift + ← →", "from word to word"],
-  ["Enter, Esc", "pin that word, unpin it"],
-  ["s", "weights within the document or within the sentence"],
+  ["n p", "next, previous sentence by weight"],
+  ["Shift + ← →", "move by word"],
+  ["Enter, Esc", "pin, unpin the word"],
+  ["s", "weights relative to the document or to the sentence"],
   ["Page ↑ ↓, Home, End", "scroll"],
-  ["1, 2, …", "the views"],
-  ["c", "before, after"],
-  ["t", "light or dark"],
-  ["?", "this list"],
+  ["1, 2, …", "switch view"],
+  ["c", "switch comparison"],
+  ["t", "toggle theme"],
+  ["?", "show keyboard shortcuts"],
 ];
 const SPEECH_KEYS = [
   ["Space", "play, pause"],
-  ["← →, Home, End", "from step to step in time"],
-  ["Enter", "play from there"],
-  ["Shift + ← →", "from symbol to symbol"],
-  ["Esc", "back to all of it"],
+  ["← →, Home, End", "move by step"],
+  ["Enter", "play from the step"],
+  ["Shift + ← →", "move by symbol"],
+  ["Esc", "clear the selection"],
   ["h, Shift + h", "next, previous head"],
   ["↑ ↓", "previous, next layer"],
-  ["1, 2, …", "the views"],
-  ["c", "before, after"],
-  ["t", "light or dark"],
-  ["?", "this list"],
+  ["1, 2, …", "switch view"],
+  ["c", "switch comparison"],
+  ["t", "toggle theme"],
+  ["?", "show keyboard shortcuts"],
 ];
 
 const VIEW_HELP = {
-  map: [MAP_KEYS, "On the map: drag to move, wheel or pinch to zoom, click to pin a row."],
+  map: [MAP_KEYS, "Drag to pan, scroll or pinch to zoom, click to pin a row."],
   document: [
     DOCUMENT_KEYS,
-    "In the text: point at a word for its weight, click to pin it; the strip at the side goes anywhere.",
+    "Hover a word to see its weight, click to pin it. Click the minimap to scroll.",
   ],
-  image: [IMAGE_KEYS, "Point at a word to see its places, at a place to see its words; click a word to pin it."],
+  image: [IMAGE_KEYS, "Hover a word to see its patches, hover a patch to see its words; click a word to pin it."],
   speech: [
     SPEECH_KEYS,
-    "Point at a symbol to see its frames, at a time to see its symbols; click a place to hear it from there.",
+    "Hover a symbol to see its frames, hover a time to see its symbols; click to play from there.",
   ],
 };
 
 export class ViewerLayout {
-  /** `actions`: set(change of state), step("layer" or "head", by), zoom(factor, 0 for all), digits(), theme(), save(), unpin(). */
+  /** `actions`: set(change of state), step("layer" or "head", by), zoom(factor, 0 to fit), digits(), theme(), save(), unpin(). */
   constructor(full, actions) {
     this.actions = actions;
     this.tabs = createElement("div", { class: "jm-tabs", role: "tablist", aria: { label: "Views" } });
@@ -84,14 +84,14 @@ export class ViewerLayout {
     this.comparisons = createElement("div", { class: "jm-tabs jm-comparisons", role: "group", aria: { label: "Compare" } });
     this.title = createElement("h2", { class: "jm-title" });
     this.subtitle = createElement("p", { class: "jm-subtitle" });
-    this.digitsButton = iconButton("digits", "Numbers in the cells (n)", () => actions.digits());
-    this.saveButton = iconButton("save", "Save this picture", () => actions.save());
-    this.themeButton = iconButton("moon", "Light or dark (t)", () => actions.theme());
+    this.digitsButton = iconButton("digits", "Show weights in cells (n)", () => actions.digits());
+    this.saveButton = iconButton("save", "Save as image", () => actions.save());
+    this.themeButton = iconButton("moon", "Toggle theme (t)", () => actions.theme());
     this.content = createElement("div", { class: "jm-content" });
     this.zooms = createElement("div", { class: "jm-zooms" }, [
       iconButton("plus", "Zoom in (+)", () => actions.zoom(2)),
       iconButton("minus", "Zoom out (−)", () => actions.zoom(0.5)),
-      iconButton("fit", "All of it (0)", () => actions.zoom(0)),
+      iconButton("fit", "Fit to view (0)", () => actions.zoom(0)),
     ]);
     this.legend = new Legend();
     const options = (all) => Object.entries(all).map(([value, text]) => createElement("option", { value, text }));
@@ -130,9 +130,9 @@ export class ViewerLayout {
     this.panel = new PinPanel({ close: () => actions.unpin() });
     this.keys = createElement("dl");
     this.hint = createElement("p", { class: "jm-muted" });
-    this.help = createElement("dialog", { class: "jm-help", aria: { label: "Keys" } }, [
+    this.help = createElement("dialog", { class: "jm-help", aria: { label: "Keyboard shortcuts" } }, [
       createElement("div", { class: "jm-bar" }, [
-        createElement("h3", { text: "Keys" }),
+        createElement("h3", { text: "Keyboard shortcuts" }),
         iconButton("close", "Close", () => this.help.close()),
       ]),
       this.keys,
@@ -149,10 +149,10 @@ export class ViewerLayout {
             this.digitsButton,
             this.saveButton,
             this.themeButton,
-            iconButton("help", "Keys (?)", () => this.help.showModal()),
+            iconButton("help", "Keyboard shortcuts (?)", () => this.help.showModal()),
           ]),
         ]),
-        createElement("nav", { class: "jm-nav", aria: { label: "What to show" } }, [
+        createElement("nav", { class: "jm-nav", aria: { label: "Layer and head" } }, [
           this.tabs,
           createElement("div", { class: "jm-selectors" }, [
             createElement("div", { class: "jm-step" }, [
@@ -173,7 +173,7 @@ export class ViewerLayout {
     );
   }
 
-  /** Buttons and boxes as the state has them. */
+  /** Update the controls from the state. */
   updateControls({ title, subtitle, layers, chips, state, views, comparisons, comparison }) {
     const { actions } = this;
     this.title.replaceChildren(createWord(title));
@@ -216,7 +216,7 @@ export class ViewerLayout {
     );
     this.headBox.parentElement.hidden = all.length < 2;
     const [box, on] = [this.headBox, this.headBox.querySelector(".jm-on")].map((element) => element?.getBoundingClientRect());
-    // Not scrollIntoView, which in a frame scrolls the page around it as well.
+    // Not scrollIntoView, which in a frame also scrolls the page around it.
     if (on) this.headBox.scrollLeft += Math.min(0, on.left - box.left) + Math.max(0, on.right - box.right);
     this.comparisons.hidden = !comparisons.length;
     this.comparisons.replaceChildren(
@@ -236,13 +236,13 @@ export class ViewerLayout {
     this.hint.textContent = hint;
   }
 
-  /** What depends on how things appearance. */
+  /** Update what depends on the appearance. */
   paint(theme, digits) {
     this.themeButton.replaceChildren(icon(theme === "dark" ? "sun" : "moon"));
     this.digitsButton.setAttribute("aria-pressed", `${digits}`);
   }
 
-  /** Beside the pointer: a token, its place and its weight; null: no more. */
+  /** Show the tooltip of a token: its position and its weight; null hides it. */
   showTokenTooltip(token, event) {
     if (!token) {
       this.tooltip.hidden = true;
@@ -268,7 +268,7 @@ export class ViewerLayout {
     this.tooltip.style.transform = `translate(${Math.max(4, Math.round(left))}px, ${Math.max(4, Math.round(top))}px)`;
   }
 
-  /** To those who listen rather than appearance. */
+  /** Announce a text to screen readers. */
   announce(text) {
     this.liveRegion.textContent = text;
   }

@@ -1,4 +1,4 @@
-// What a scene has to show, told by its manifest alone.
+// What a manifest offers to show.
 
 import { formatCount } from "./colours.js";
 
@@ -7,13 +7,13 @@ const VIEWS = {
   ...{ text: "Text", heads: "Heads" },
 };
 
-/** The views of a layer of a scene, with their names. */
+/** List the views of a layer, with their names. */
 export function listViews({ document: text, image, speech }, layer) {
   const has = { document: Boolean(text), image: coversImage(image, layer), speech: coversSpeech(speech, layer) };
   return Object.entries(VIEWS).filter(([name]) => has[name] ?? true);
 }
 
-/** The view that it opens with, and its layer and head: what the model read, saw or said, where that is known. */
+/** Choose the initial view, layer and head: the document, image or speech, if there is one. */
 export function chooseInitialView({ document: text, image, speech, layers }) {
   if (text) return { view: "document", layer: 0, head: layers[0].heads[0] };
   const view = image ? "image" : "speech",
@@ -22,22 +22,22 @@ export function chooseInitialView({ document: text, image, speech, layers }) {
   return { view, layer, head: layers[layer].has_mean ? null : layers[layer].heads[0] };
 }
 
-/** Whether a view has something to show of a layer. */
+/** Whether a view can show a layer. */
 export function canShow(view, { image, speech }, layer) {
   return view === "image" ? coversImage(image, layer) : view === "speech" ? coversSpeech(speech, layer) : true;
 }
 
-// Whether the keys of a layer are the places of a image.
+// Whether the keys of a layer are the patches of the image.
 function coversImage(image, { shape, kind }) {
   return Boolean(image) && !/causal|channel/.test(kind) && shape[1] === image.num_prefix_keys + image.grid[0] * image.grid[1];
 }
 
-// Whether the queries of a layer are the steps that speak.
+// Whether the queries of a layer are the steps of the speech.
 function coversSpeech(speech, { shape, kind }) {
   return Boolean(speech) && kind !== "channel" && shape[0] === Math.ceil(speech.shape[1] / speech.frames_per_step);
 }
 
-/** How much looks at how much, in words. */
+/** Describe the kind and size of a layer. */
 export function describeLayer(view, { image, speech }, { kind, shape }) {
   const name = `${kind} attention`;
   if (view === "speech") {
@@ -50,7 +50,7 @@ export function describeLayer(view, { image, speech }, { kind, shape }) {
   return shape[0] === shape[1] ? [name, `${patches} patches`] : [name, pluralize(shape[0], "word"), `${patches} patches`];
 }
 
-/** How long a document is, in words. */
+/** Describe the length of a document. */
 export function describeDocument({ words, sentence_offsets, num_hops }, hop) {
   return [
     pluralize(words.length, "word"),
@@ -63,7 +63,7 @@ function pluralize(number, name) {
   return `${formatCount(number)} ${number === 1 ? name : `${name}s`}`;
 }
 
-/** The manifest with another scene, itself told by a manifest, in a place of it. */
+/** Replace one item of the manifest by the item of another manifest. */
 export function replaceData(manifest, index, update) {
   const texts = [...manifest.texts],
     known = new Map(texts.map((words, n) => [JSON.stringify(words), n]));

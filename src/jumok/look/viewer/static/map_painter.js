@@ -1,12 +1,12 @@
-// How a map is drawn: its tiles, the words beside them, and where one is in it.
+// Painting of a map: its tiles, the words along its axes, and the minimap.
 
 import { formatCount, needsDarkInk } from "./colours.js";
 import { isRightToLeft, truncateText } from "./token_text.js";
 
-const MIN_WORD_SIZE = 12; // pixels from which each token has its word
+const MIN_WORD_SIZE = 12; // minimum size in pixels of a token with a word
 export const LABEL_ANGLE = (52 * Math.PI) / 180;
 
-/** All of a map, as it is to be seen now. */
+/** Paint a map in its current state. */
 export function paintMap(map, context, dots) {
   const { view, appearance } = map,
     plot = map.plot(),
@@ -49,7 +49,7 @@ function paintTiles(map, context, X, Y) {
     last = Math.max(map.rows.coarsest, map.cols.coarsest);
   const visible = [...map.visibleTiles(zoom)];
   const isComplete = visible.every(([i, j]) => map.tile(zoom, i, j)?.image);
-  // Until all tiles are there, coarser ones show through.
+  // Until all tiles are loaded, coarser ones are visible.
   for (let level = isComplete ? zoom : last; level >= zoom; level -= 1) {
     const size = Math.sqrt(map.view.sx * map.view.sy) * 2 ** level;
     context.imageSmoothingEnabled = size < 2.5;
@@ -104,11 +104,11 @@ function paintFrame(context, x, y, w, h, ink, line, halo = null) {
     context.strokeStyle = colour;
     context.strokeRect(x - line / 2 + 0.5, y - line / 2 + 0.5, w + line - 1, h + line - 1);
   };
-  if (halo) stroke(halo, line + 2); // so that it shows on dark cells too
+  if (halo) stroke(halo, line + 2); // so that it is visible on dark cells
   stroke(ink, line);
 }
 
-// Which rows or columns get a word or a number, given the pixels of one and the maxWidth that a number needs.
+// Choose which rows or columns get a word or a number, given the pixels of one and the size of a number.
 function chooseLabels(scale, maxWidth) {
   if (scale >= MIN_WORD_SIZE) return { step: 1, words: true };
   let step = 1;
@@ -127,7 +127,7 @@ function paintRowWords(map, context, Y, plot) {
   for (let row = Math.ceil(view.y / step) * step - (step === 1 ? 1 : 0); row < last; row += step) {
     const y = (Y(row) + Y(row + 1)) / 2;
     if (row < 0 || y < plot.y - 1 || y > plot.y + plot.h + 1) continue;
-    // What is hovered or pinned has a tag, which may not lie on a number.
+    // Hovered and pinned tokens have a tag, which must not cover a number.
     if (
       [map.pinned, map.hover?.row ?? null].some(
         (tag) => tag !== null && (tag === row || (!words && Math.abs((tag - row) * view.sy) < 18)),
@@ -202,7 +202,7 @@ function paintRotated(map, context, text, x, y, ink, font) {
   context.restore();
 }
 
-// A word on a ground of its own, for what is hovered or pinned.
+// A word with a background, for hovered and pinned tokens.
 function paintTag(map, context, text, x, y, maxWidth, align, ink) {
   map.ruler.use(map.appearance.font);
   const fitted = map.ruler.fit(text, maxWidth),
@@ -215,7 +215,7 @@ function paintTag(map, context, text, x, y, maxWidth, align, ink) {
   paintWord(map, context, fitted, left + wide / 2, y + 0.5, maxWidth, "center", map.appearance.inks.page, map.appearance.font);
 }
 
-// Where one is, once a small visibleShare of a large map fills the view.
+// The position in a large map, shown when a small part of it fills the view.
 function paintMinimap(map, context, plot) {
   const { view, content, appearance } = map;
   map.minimap = null;

@@ -1,5 +1,5 @@
-// The map: a heat map of any size. A short input shows its words on both axes; a long one is panned and
-// zoomed like a street map, with the tiles of the zoom that one looks at, and words where there is room.
+// A heat map of any size. A short input shows its words on both axes; a long one is panned and zoomed like a street map,
+// with the tiles of the current zoom, and words where they fit.
 
 import { LABEL_ANGLE, paintMap } from "./map_painter.js";
 import { formatCount, formatWeight } from "./colours.js";
@@ -7,9 +7,9 @@ import { sizeCanvas, createElement } from "./dom.js";
 import { Ruler, truncateText } from "./token_text.js";
 import { Axis, keyOf, TILE_SIZE } from "./tiles.js";
 
-const MAX_FIT_SIZE = 46; // pixels of a token's row or column, when all of a short map is shown
-const MAX_ZOOM_SIZE = 72; // and when zoomed in as far as it goes
-const MAX_CLICK_MOVEMENT = 4; // pixels a pointer may move in a click
+const MAX_FIT_SIZE = 46; // pixels of a row or column, when all of a short map is shown
+const MAX_ZOOM_SIZE = 72; // pixels of a row or column at the highest zoom
+const MAX_CLICK_MOVEMENT = 4; // pixels that a pointer may move during a click
 
 let numViews = 0;
 
@@ -28,13 +28,13 @@ export class MapView {
     this.content = null;
     this.view = { x: 0, y: 0, sx: 1, sy: 1 };
     this.differences = new Map();
-    this.frames = 0; // drawn so far: what a bench counts
+    this.frames = 0; // number of painted frames, for benchmarks
     this.resizeObserver = new ResizeObserver(() => this.resize());
     this.resizeObserver.observe(this.el);
     this.listen();
   }
 
-  /** What to show: { scene, against, layer, head, shape, finest, rows, cols }; against: a scene to subtract. */
+  /** `content`: { data, baseline, layer, head, shape, finestZoom, rows, cols }; baseline: the data to subtract, or null. */
   show(content) {
     const before = this.content;
     this.content = content;
@@ -63,7 +63,7 @@ export class MapView {
     this.refresh();
   }
 
-  // Room for the words along the axes; it stays the same at every zoom, so that nothing jumps.
+  // Space for the words along the axes; the same at every zoom, so that nothing moves.
   measure() {
     const { width, height } = this.size,
       { rows, cols, shape } = this.content;
@@ -86,13 +86,13 @@ export class MapView {
     const fits = [Math.min(wide / shape[1], MAX_FIT_SIZE), Math.min(tall / shape[0], MAX_FIT_SIZE)];
     const least = Math.min(...fits),
       long = Math.max(shape[0] / shape[1], shape[1] / shape[0]);
-    // Square cells, unless the map is so long and thin that one side of it would be a mere line.
+    // Square cells, unless the map is so long that its other side would be too thin.
     const [sx, sy] = long <= 3 ? [least, least] : fits;
     this.minScale = { sx, sy };
     this.maxZoom = Math.max(MAX_ZOOM_SIZE / Math.max(sx, sy), 1);
   }
 
-  // The part of the canvas that cells are in: no larger than the map is at this zoom.
+  // The part of the canvas with cells: no larger than the map at this zoom.
   plot() {
     const { width, height } = this.size,
       { shape } = this.content;
@@ -123,7 +123,7 @@ export class MapView {
     view.y = Math.min(Math.max(0, view.y), Math.max(0, content.shape[0] - plot.h / view.sy));
   }
 
-  /** Zoom by a factor, keeping what is under a point of the canvas where it is. */
+  /** Zoom by a factor around a point of the canvas. */
   zoom(factor, at = null) {
     if (!this.size) return;
     const before = this.plot();
@@ -140,7 +140,7 @@ export class MapView {
     this.moved();
   }
 
-  /** The same, in a few frames, where the reader likes motion. */
+  /** Zoom with an animation, unless the user prefers reduced motion. */
   glide(factor, at = null) {
     if (globalThis.matchMedia?.("(prefers-reduced-motion: reduce)").matches) return this.zoom(factor, at);
     let last = 0;
@@ -167,7 +167,7 @@ export class MapView {
     this.refresh();
   }
 
-  /** Take over another map's place and zoom. */
+  /** Adopt the position and zoom of another map. */
   follow(view) {
     if (!this.size) return;
     Object.assign(this.view, view);
@@ -175,7 +175,7 @@ export class MapView {
     this.refresh();
   }
 
-  /** Have a place in sight. */
+  /** Scroll a cell into view. */
   reveal(row, col) {
     const { view } = this,
       plot = this.plot(),
@@ -238,7 +238,7 @@ export class MapView {
     return difference;
   }
 
-  // The tiles of a zoom that are in sight.
+  // Iterate over the visible tiles of a zoom.
   *visibleTiles(zoom) {
     const { view } = this,
       plot = this.plot(),
@@ -250,7 +250,7 @@ export class MapView {
     for (let i = top; i <= bottom; i += 1) for (let j = left; j <= right; j += 1) yield [i, j];
   }
 
-  // Want what is in sight, nearest to the middle first, and the coarsest zoom, which stands in for all others.
+  // Request the visible tiles, nearest to the centre first, and the coarsest zoom, which substitutes for missing tiles.
   requestTiles() {
     const { view } = this,
       plot = this.plot(),
@@ -278,7 +278,7 @@ export class MapView {
     this.store.request(this.owner, entries);
   }
 
-  // The tile as a picture in the colours of now. Only so many are coloured anew in a frame.
+  // Return the image of a tile in the current colours. The number of tiles that are coloured in a frame is limited.
   tileImage(tile, width) {
     const { appearance } = this,
       zoom = this.cols.cell(this.zoomLevel()),
@@ -313,7 +313,7 @@ export class MapView {
     return tile.image;
   }
 
-  /** What is known of a place: the cell it lies in and its weight; undefined while that is on its way. */
+  /** Return the cell at a row and column, with its weight; undefined while it is loading. */
   cellAt(row, col) {
     const zoom = this.zoomLevel(),
       i = this.rows.at(zoom, row),
@@ -334,9 +334,9 @@ export class MapView {
     };
   }
 
-  // ---------------------------------------------------------------- pictures
+  // ---------------------------------------------------------------- saving
 
-  /** The picture as it is, without what follows the pointer, `dots` times as fine; `under` draws below it. */
+  /** Save the map as an image, without the hovered cell, at `dots` pixels per CSS pixel; `drawBelow` draws the legend. */
   async save(dots, extra, drawBelow) {
     const { width, height } = this.size,
       plot = this.plot();
@@ -363,7 +363,7 @@ export class MapView {
     return { x: event.clientX - box.left, y: event.clientY - box.top };
   }
 
-  // The row and column under a point: of a cell, or of a word on one of the axes.
+  // The row and column at a point: of a cell, or of a word on one of the axes.
   locate({ x, y }) {
     const { view, content } = this,
       plot = this.plot();
@@ -441,7 +441,7 @@ export class MapView {
     canvas.addEventListener(
       "wheel",
       (event) => {
-        // On a page that scrolls, the wheel belongs to the page until one has clicked into the map.
+        // On a page that scrolls, the wheel scrolls the page until the map is clicked.
         if (!this.size || (this.appearance.sharesWheel && !event.ctrlKey && !event.metaKey && document.activeElement !== canvas))
           return;
         event.preventDefault();
@@ -476,7 +476,7 @@ export class MapView {
   }
 }
 
-/** What to say of a hovered place, in two lines: who looks at whom, and how much. */
+/** Describe a hovered cell: query, key and weight. */
 export function describeCell(place, content) {
   const { cell } = place,
     name = (texts, n) => (texts ? truncateText(texts[n], 40) : formatCount(n));

@@ -1,24 +1,24 @@
-// All of a text in a thin strip beside it, as editors have: where the weight is, and what is in sight.
+// A thin strip beside a text, as in editors: the weights of the whole text, and the visible part.
 
 import { sizeCanvas, createElement } from "./dom.js";
 
 const WIDTH = 14; // pixels
 
 export class Minimap {
-  /** `seek(part)`: go to a part of the whole, 0 to 1. */
+  /** `seek(part)`: scroll to a position, 0 to 1. */
   constructor({ appearance, seek }) {
     this.appearance = appearance;
     const follow = (event) => seek(Math.max(0, Math.min(1, event.offsetY / this.el.clientHeight)));
     this.el = createElement("canvas", {
       class: "jm-minimap",
       role: "img",
-      aria: { label: "Where in the text the weight is: click to go there" },
+      aria: { label: "Minimap of the weights: click to scroll" },
       onpointerdown: (event) => (this.el.setPointerCapture(event.pointerId), follow(event)),
       onpointermove: (event) => event.buttons && follow(event),
     });
   }
 
-  /** `weights` of all words, `version` of how they are shaded; `sight`, the first word in sight and the last. */
+  /** `weights` of all words, `version` of their shading; `range`, the first and the last visible word. */
   paint({ weights, curve, version, range, pinnedWord, height }) {
     const key = `${version} ${height}`,
       y = (n) => (n / weights.length) * height,
@@ -39,7 +39,7 @@ export class Minimap {
     context.fillRect(0, Math.max(0, Math.min(height - 3, y(pinnedWord) - 1)), WIDTH, 3);
   }
 
-  // One pixel wide: the strongest word of each stretch.
+  // One pixel wide: the highest weight of each section.
   paintColumn(weights, curve, height) {
     const image = createElement("canvas", { width: 1, height: height }),
       context = image.getContext("2d");

@@ -1,16 +1,16 @@
-// Weights over a image: smoothed to pixels, light where much is looked at and dim where little is, so that what is
-// looked at is what one sees. It is lightness that tells, so it does for every kind of colour vision.
+// Weights over an image: interpolated to pixels, light where they are high and dark where they are low. Only lightness
+// encodes the weight, so it works for every type of colour vision.
 
 import { createElement } from "./dom.js";
 
-const MAP_PIXELS = 240; // pixels of the smoothed map, along its longer side: more would appearance the same
+const MAP_PIXELS = 240; // pixels of the interpolated map along its longer side: more would look the same
 
-/** How much of the image is covered where a weight has this place on the scale, 0 to 1. */
+/** The opacity of the overlay for a position on the scale, 0 to 1. */
 function overlayOpacity(position, strength) {
   return strength * (0.88 - 0.46 * position);
 }
 
-/** The colours of the overlay as they appearance on middle grey, for a legend. */
+/** The colours of the overlay on middle grey, for the legend. */
 export function overlayColours(appearance, strength) {
   return appearance.overlayScale.map((colour, n) => {
     const share = overlayOpacity(n / 255, strength);
@@ -18,14 +18,14 @@ export function overlayColours(appearance, strength) {
   });
 }
 
-/** Where in a image of this size the grid lies: the model may have seen a position of it, or more than there is. */
+/** The box of the grid in an image of this size: the model may have seen a part of the image, or a padded one. */
 export function regionBox({ region: [left, top, right, bottom] }, width, height) {
   return { x: left * width, y: top * height, w: (right - left) * width, h: (bottom - top) * height };
 }
 
 /**
- * Paint the weights of all places over a image of `width` by `height` pixels that is there already, or shows through.
- * `curve` takes a weight to its place on the scale.
+ * Paint the weights of all patches over an image of `width` by `height` pixels. `curve` maps a weight to its position on
+ * the scale.
  */
 export function paintOverlay(context, { weights, image, curve, appearance, strength, width, height, fine = MAP_PIXELS }) {
   const [rows, cols] = image.grid,
@@ -43,7 +43,7 @@ export function paintOverlay(context, { weights, image, curve, appearance, stren
   const canvas = createElement("canvas", { width: across, height: down });
   canvas.getContext("2d").putImageData(data, 0, 0);
   context.save();
-  context.beginPath(); // what was never seen is as dim as what was not looked at
+  context.beginPath(); // what the model did not see is as dark as weight 0
   context.rect(0, 0, width, height);
   context.rect(box.x, box.y, box.w, box.h);
   context.fillStyle = `rgb(${appearance.overlayScale[0].join(" ")} / ${overlayOpacity(0, strength)})`;
@@ -57,7 +57,7 @@ export function paintOverlay(context, { weights, image, curve, appearance, stren
   context.restore();
 }
 
-/** Values on a grid as (down, across) pixels: cubic in both directions, and in the middle of a cell what it was. */
+/** Interpolate values on a grid to (down, across) pixels: cubic in both directions, exact in the centre of a cell. */
 export function interpolateWeights(values, rows, cols, down, across) {
   const lines = new Float32Array(rows * across),
     image = new Float32Array(down * across);
@@ -74,13 +74,13 @@ export function interpolateWeights(values, rows, cols, down, across) {
     for (let x = 0; x < across; x += 1) {
       let sum = 0;
       for (let k = 0; k < 4; k += 1) sum += share[k] * lines[at[k] * across + x];
-      image[y * across + x] = Math.max(0, sum); // a cubic swings below what it goes through
+      image[y * across + x] = Math.max(0, sum); // cubic interpolation may undershoot
     }
   });
   return image;
 }
 
-// For each pixel the four cells around it, and how much of each it has (Catmull and Rom); the outermost go on.
+// For each pixel the four cells around it, with their Catmull-Rom weights; the outermost cells are repeated.
 function interpolationWeights(cells, pixels) {
   return Array.from({ length: pixels }, (_, pixel) => {
     const place = ((pixel + 0.5) * cells) / pixels - 0.5,

@@ -1,4 +1,4 @@
-// What a pinned query looks at, in words and numbers.
+// The highest weights of a pinned query, as a list.
 
 import { formatCount, formatWeight } from "./colours.js";
 import { iconButton, createElement, createWord } from "./dom.js";
@@ -11,7 +11,7 @@ export class PinPanel {
     this.heading = createElement("h3", { class: "jm-panel-title" });
     this.lead = createElement("p", { class: "jm-muted" });
     this.list = createElement("ol", { class: "jm-rank" });
-    this.el = createElement("aside", { class: "jm-panel", hidden: true, aria: { label: "What is pinned" } }, [
+    this.el = createElement("aside", { class: "jm-panel", hidden: true, aria: { label: "Pinned query" } }, [
       createElement("div", { class: "jm-bar" }, [this.heading, iconButton("close", "Unpin (Esc)", close)]),
       this.lead,
       this.list,
@@ -41,13 +41,13 @@ export class PinPanel {
     this.list.replaceChildren();
   }
 
-  /** `rows`: the weights of the pinned query, of one scene or of two. */
+  /** `rows`: the weights of the pinned query, of one or two items of data. */
   show({ content, pinned, rows, labels, appearance }) {
     this.setQuery(content, pinned);
     const best = rankWeights(rows, MAX_LINES),
       most = Math.max(...best.map((n) => Math.max(...rows.map((row) => row[n]))), 1e-12);
     const sum = best.reduce((total, n) => total + rows.at(-1)[n], 0);
-    const part = rows.length === 1 && rows[0].length > MAX_LINES ? ` · these hold ${(100 * sum).toFixed(1)} %` : "";
+    const part = rows.length === 1 && rows[0].length > MAX_LINES ? ` · these have ${(100 * sum).toFixed(1)} %` : "";
     this.lead.textContent = `Entropy ${rows.map((row) => entropy(row).toFixed(2)).join(" → ")} bits${part}`;
     this.list.replaceChildren(
       ...best.map((n) =>
@@ -75,7 +75,7 @@ export class PinPanel {
     );
   }
 
-  /** A word of a document: `lines` of { text, value, and a hop or a place }, the strongest of which are listed. */
+  /** A word of a document: `lines` of { text, value, and a hop or a place }, of which the highest are listed. */
   showWord({ title, place, lead, heading, lines }, selectedHop, selectHop, appearance) {
     this.setHeading(title, place);
     this.lead.replaceChildren(
@@ -114,7 +114,7 @@ function rankWeights(rows, count) {
   const order = Array.from(rows[0].keys());
   const size = (n) => Math.max(...rows.map((row) => row[n]));
   if (order.length <= 5000) return order.sort((a, b) => size(b) - size(a)).slice(0, count);
-  // Long rows: one pass, keeping the best so far.
+  // Long rows: one pass that keeps the highest so far.
   const best = [];
   for (const n of order) {
     const value = size(n);

@@ -1,11 +1,11 @@
-// A scene with a server behind it: what there is, and numbers, which are given up when they are no longer wanted.
+// The model of a viewer with a server: manifest and tiles.
 
-/** What `render` takes as its model, of a page of the viewer that is mounted there. */
+/** Return the model that `render` takes, for the viewer that is mounted at `base`. */
 export async function remote(base) {
   async function fetchChecked(path, options) {
     const answer = await fetch(`${base}${path}`, options);
     if (!answer.ok)
-      throw new Error((await answer.json().catch(() => ({}))).error ?? `the server answered ${answer.status}.`);
+      throw new Error((await answer.json().catch(() => ({}))).error ?? `the server returned ${answer.status}.`);
     return answer;
   }
 

@@ -1,15 +1,15 @@
-// A spectrogram, the alignment under it, and the time that both share, drawn on a canvas.
+// A spectrogram, the alignment below it, and their common time axis, painted on a canvas.
 
 import { createElement } from "./dom.js";
 
 const TICK_STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300, 600];
 const LABEL_HEIGHT = 11; // pixels from label to label
-const MAX_COLUMNS = 3; // at most, of symbols beside each other where they are many, so that none is left out
+const MAX_COLUMNS = 3; // of symbols beside each other, if there are many
 const COLUMN_WIDTH = 13;
 
 /**
- * Where things are on a canvas of this size: the alignment, and `mel` above it; so many symbols are written at the
- * left, in as many columns as it takes.
+ * Lay out a canvas of this size: the alignment, and `mel` above it; symbols are at the left, in as many columns as
+ * needed.
  */
 export function layoutSpectrogram(width, height, left, symbols) {
   const room = height - 66,
@@ -20,7 +20,7 @@ export function layoutSpectrogram(width, height, left, symbols) {
   return { x, y: mel + 42, w: width - x - 14, h: room - mel, mel: { y: 18, h: mel }, columns };
 }
 
-/** The spectrogram as a picture, low bands below: `shades` band after band. */
+/** The spectrogram as an image, low bands at the bottom; `shades` band by band. */
 export function melImage(shades, [bands, frames], colours) {
   return createImage(frames, bands, (pixels) => {
     for (let band = 0; band < bands; band += 1)
@@ -28,7 +28,7 @@ export function melImage(shades, [bands, frames], colours) {
   });
 }
 
-/** The alignment as a picture: time to the right, the text upwards. */
+/** The alignment as an image: time to the right, text from bottom to top. */
 export function alignmentImage({ rows, cols, values }, curve, colours) {
   return createImage(rows, cols, (pixels) => {
     for (let row = 0; row < rows; row += 1)
@@ -45,7 +45,7 @@ function createImage(width, height, paint) {
   return image;
 }
 
-/** The whole of it, but for what moves. `part`: how much of the time has frames. */
+/** Paint everything that does not move. `part`: the fraction of the time that has frames. */
 export function paintSpeech(context, box, { mel, map, part, words, length, bands, appearance, ruler }) {
   const { inks, smallFont } = appearance;
   context.imageSmoothingEnabled = true;
@@ -53,7 +53,7 @@ export function paintSpeech(context, box, { mel, map, part, words, length, bands
   context.fillStyle = inks.empty;
   context.fillRect(box.x, box.mel.y, box.w, box.mel.h);
   context.drawImage(mel, box.x, box.mel.y, box.w * part, box.mel.h);
-  context.imageSmoothingEnabled = map.width > box.w || map.height > box.h; // no step is left out where they are many
+  context.imageSmoothingEnabled = map.width > box.w || map.height > box.h; // many steps are averaged, not skipped
   context.drawImage(map, box.x, box.y, box.w, box.h);
   context.strokeStyle = inks.line;
   context.lineWidth = 1;
@@ -62,8 +62,8 @@ export function paintSpeech(context, box, { mel, map, part, words, length, bands
   context.fillStyle = inks.muted;
   context.textBaseline = "alphabetic";
   context.textAlign = "left";
-  context.fillText(`Spectrogram, ${bands} bands from low to high`, box.x, box.mel.y - 6);
-  context.fillText("Alignment, the text upwards", box.x, box.y - 6);
+  context.fillText(`Mel spectrogram, ${bands} bands`, box.x, box.mel.y - 6);
+  context.fillText("Alignment (text from bottom to top)", box.x, box.y - 6);
   const tall = (box.h / words.length) * box.columns,
     every = Math.max(1, Math.ceil(LABEL_HEIGHT / tall));
   context.font = appearance.fontFor(tall * every);
@@ -95,7 +95,7 @@ function paintTime(context, box, length, appearance) {
   }
 }
 
-/** Over it: the frames of a symbol, the time that is pointed at, the time that is played. */
+/** Paint what moves: the frames of a symbol, the time under the pointer, the time of playback. */
 export function paintMarkers(context, box, { profile, symbol, words, pointed, played, appearance, ruler }) {
   const { inks } = appearance;
   if (symbol !== null) {
@@ -103,14 +103,14 @@ export function paintMarkers(context, box, { profile, symbol, words, pointed, pl
       most = Math.max(...profile) || 1;
     context.fillStyle = inks.page;
     profile.forEach((weight, n) => {
-      context.globalAlpha = 0.78 * (1 - Math.sqrt(weight / most)); // what is not of this symbol pales
-      const [from, to] = [n, n + 1].map((edge) => Math.round(box.x + edge * wide)); // no seams between
+      context.globalAlpha = 0.78 * (1 - Math.sqrt(weight / most)); // all other frames are dimmed
+      const [from, to] = [n, n + 1].map((edge) => Math.round(box.x + edge * wide)); // without gaps
       context.fillRect(from, box.mel.y, to - from, box.mel.h);
     });
     context.globalAlpha = 1;
     const tall = box.h / words.length,
       y = box.y + box.h - (symbol + 1) * tall;
-    context.fillRect(0, Math.max(box.y - 9, y + tall / 2 - 9), box.x - 2, 18); // others may be written there
+    context.fillRect(0, Math.max(box.y - 9, y + tall / 2 - 9), box.x - 2, 18); // covers the labels there
     context.font = appearance.fontFor(13, 650);
     paintLabel(context, box, words, symbol, inks.pin, ruler);
     context.strokeStyle = inks.pin;
@@ -121,7 +121,7 @@ export function paintMarkers(context, box, { profile, symbol, words, pointed, pl
   if (played !== null) paintTimeLine(context, box, played, inks.pin, 2);
 }
 
-// A line through both, with a light rim so that it is seen on any colour.
+// A vertical line through both plots, with a light border so that it is visible on any colour.
 function paintTimeLine(context, box, part, colour, width) {
   const x = box.x + part * box.w;
   for (const [style, wide] of [

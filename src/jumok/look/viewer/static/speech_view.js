@@ -1,5 +1,5 @@
-// Speech: its spectrogram with the alignment under it, its sound, and the style tokens it was said with. Point at a
-// symbol to see its frames, at a time to see its symbols; click a place to hear it from there.
+// Speech: spectrogram, alignment, audio, and style tokens. Hover a symbol to see its frames, hover a time to see its
+// symbols; click to play from there.
 
 import { Alignment } from "./alignment.js";
 import { Caption } from "./caption.js";
@@ -10,13 +10,13 @@ import { alignmentImage, melImage, paintMarkers, paintSpeech, layoutSpectrogram 
 import { StylePanel } from "./style_panel.js";
 import { Ruler, truncateText } from "./token_text.js";
 
-const MAX_SYMBOLS = 600; // in the line of text
-const NUM_RANKED_SYMBOLS = 4; // of a time
+const MAX_SYMBOLS = 600; // shown as text
+const NUM_RANKED_SYMBOLS = 4; // listed for a step
 
 export class SpeechView {
   /**
-   * `events`: alignment(), a promise of the whole map in few cells; resynthesize(weights), a promise of what is then shown;
-   * reset(), back to how it was; tooltip(lines or null, x, y); announce(text); changed(), when the legend is another.
+   * `events`: alignment() returns a promise of the whole map in few cells; resynthesize(weights) a promise;
+   * reset() restores the recorded synthesis; tooltip(lines or null, x, y); announce(text); changed(), when the legend changes.
    */
   constructor({ appearance, events }) {
     Object.assign(this, { appearance, events });
@@ -73,11 +73,11 @@ export class SpeechView {
   }
 
   clearSelection() {
-    this.hovered = this.cursor = this.held = null; // symbols: under the pointer, gone to by keys, clicked
-    this.pointedStep = null; // a step in time: under the pointer, or gone to by keys
+    this.hovered = this.cursor = this.held = null; // symbols: under the pointer, selected by keys, clicked
+    this.pointedStep = null; // under the pointer, or selected by keys
   }
 
-  /** `scene` as in the manifest. */
+  /** `data` as in the manifest. */
   show(content, data) {
     const { speech, style } = data;
     this.data = data;
@@ -107,9 +107,9 @@ export class SpeechView {
     this.refresh();
   }
 
-  // ---------------------------------------------------------------- what there is
+  // ---------------------------------------------------------------- data
 
-  /** All of the time, in seconds: that of the steps, the last of which may have fewer frames. */
+  /** The duration of all steps in seconds; the last step may have fewer frames. */
   get length() {
     return this.content.shape[0] * this.speech.frames_per_step * this.speech.frame_seconds;
   }
@@ -118,7 +118,7 @@ export class SpeechView {
     return this.hovered ?? this.cursor ?? this.held;
   }
 
-  /** The step that is looked at: pointed at, or heard. */
+  /** The current step: under the pointer, or playing. */
   get row() {
     return this.pointedStep ?? (this.player.playing ? this.rowAt(this.player.time) : null);
   }
@@ -143,7 +143,7 @@ export class SpeechView {
     return this.map && { curve: this.curve(), list, log: curveSetting === "log", title: "attention weight" };
   }
 
-  // ---------------------------------------------------------------- the page
+  // ---------------------------------------------------------------- page
 
   updateControls() {
     const { playing, ready } = this.player,
@@ -160,7 +160,7 @@ export class SpeechView {
     if (!this.map) return;
     const [bands, frames] = this.speech.shape,
       { appearance, content } = this;
-    this.highlighted = null; // colours may be others
+    this.highlighted = null; // colours may have changed
     this.images = {
       mel: melImage(this.mel, [bands, frames], appearance.spectrogramColours),
       map: alignmentImage(this.map.answer, this.curve(), appearance.colours),
@@ -187,7 +187,7 @@ export class SpeechView {
     this.paintMarkers();
   }
 
-  // What moves: lines, and what is told of them.
+  // Paint what moves, and describe it.
   paintMarkers() {
     if (!this.content) return;
     const { ready, playing, time } = this.player,
@@ -212,7 +212,7 @@ export class SpeechView {
     });
   }
 
-  // Symbols are shaded by how much the step that is pointed at, or heard, looks at each.
+  // Symbols are shaded by their weights in the current step.
   tinting(row) {
     const { appearance } = this;
     if (row === null)
@@ -244,26 +244,26 @@ export class SpeechView {
       );
     }
     const play = this.player.ready ? "; click to play from there" : "",
-      text = `Point at a symbol or at a time${play}.`;
+      text = `Hover a symbol or a time${play}.`;
     return this.lead.replaceChildren(createElement("span", { class: "jm-muted", text }));
   }
 
   describeSpan(symbol) {
     const span = this.map.findSpan(symbol);
-    if (!span) return "is at no time looked at most";
+    if (!span) return "never has the highest weight";
     const [from, to] = [span.from, span.to].map((row) => this.secondsOf(row).toFixed(2)),
-      gaps = span.numSteps < span.to - span.from ? ", with others between" : "";
-    return `looked at most from ${from} to ${to} s${gaps}`;
+      gaps = span.numSteps < span.to - span.from ? ", with interruptions" : "";
+    return `highest weight from ${from} to ${to} s${gaps}`;
   }
 
-  // ---------------------------------------------------------------- pointing
+  // ---------------------------------------------------------------- pointer
 
   select(change) {
     Object.assign(this, change);
     this.paintMarkers();
   }
 
-  // What lies under the pointer: a step in time, or beside the plots a symbol.
+  // The step under the pointer, or the symbol beside the plots.
   placeAt({ clientX, clientY }) {
     const { left, top } = this.plot.getBoundingClientRect(),
       { box } = this,
@@ -286,7 +286,7 @@ export class SpeechView {
   handleClick(event) {
     const { part, symbol } = this.map && this.box ? this.placeAt(event) : {};
     if (part !== undefined) {
-      this.handleLeave(); // what is heard is told now
+      this.handleLeave(); // playback is described now
       this.player.playFrom(part * this.length);
     }
     if (symbol !== undefined) this.select({ held: this.held === symbol ? null : symbol });
@@ -318,7 +318,7 @@ export class SpeechView {
 
   // ---------------------------------------------------------------- keys
 
-  /** Keys that mean something here; false for all others. */
+  /** Handle a key; returns false if it has no function here. */
   handleKey(key, shiftKey, button) {
     const inText = button && this.symbols.el.contains(button);
     if (key === " " && (!button || inText)) return (this.player.toggle(), true);
@@ -341,7 +341,7 @@ export class SpeechView {
     return false;
   }
 
-  // From step to step; what is looked at then is said.
+  // Move from step to step, and announce the symbol with the highest weight.
   moveToStep(row) {
     this.select({ pointedStep: row, hovered: null });
     this.events.tooltip(null);
@@ -358,9 +358,9 @@ export class SpeechView {
     return true;
   }
 
-  // ---------------------------------------------------------------- other styles
+  // ---------------------------------------------------------------- synthesis
 
-  // One at a time, and of wishes that came meanwhile the last.
+  // One synthesis at a time; of requests that came meanwhile, the last one is used.
   async resynthesize(weights) {
     this.requested = weights;
     if (this.style.isWaiting) return;
@@ -378,12 +378,12 @@ export class SpeechView {
       message = error.message;
     }
     this.style.wait(false);
-    this.style.show(this.data.style, this.data.number !== undefined); // the sliders as it is heard
-    this.style.showStatus(message && `It could not be said so: ${message}`);
+    this.style.show(this.data.style, this.data.number !== undefined); // sliders as in the current audio
+    this.style.showStatus(message && `Synthesis failed: ${message}`);
     if (!message && this.style.autoplay.checked) this.player.playFrom(0);
   }
 
-  /** A PNG of what is drawn. */
+  /** Save the plots as an image. */
   save() {
     const { width, height } = this.canvas,
       whole = createElement("canvas", { width, height }),

@@ -1,17 +1,16 @@
-// The tokens of a style: how much of each there is as bars, one for a head, and a slider for each to have it otherwise.
+// Style tokens: their weights as bars, one for each head, and a slider for each.
 
 import { formatWeight } from "./colours.js";
 import { createElement, createWord } from "./dom.js";
 import { truncateText } from "./token_text.js";
 
 const ENABLED_NOTE =
-  "Move a slider, and it is said anew with as much of that token, in all heads alike. A name gives that token alone.";
+  "Move a slider to synthesise the speech with that weight for the token, in all heads. Click a name to use that token alone.";
 const DISABLED_NOTE =
-  "As it was said. No model stands behind this view, so the sliders stay where they are; on the page of jumok look " +
-  "and in a notebook they can be moved.";
+  "Weights of the recorded synthesis. Sliders work in `jumok look` and in notebooks, where a model is available.";
 
 export class StylePanel {
-  /** `events`: resynthesize(weights), when sliders were moved; reset(), to have it as it was; play(). */
+  /** `events`: resynthesize(weights), when sliders were moved; reset(), to restore the recorded synthesis; play(). */
   constructor(events) {
     this.events = events;
     this.about = createElement("p", { class: "jm-muted" });
@@ -19,8 +18,8 @@ export class StylePanel {
     this.note = createElement("p", { class: "jm-muted jm-style-note" });
     this.status = createElement("p", { class: "jm-muted", role: "status" });
     this.autoplay = createElement("input", { type: "checkbox", checked: true });
-    this.back = createElement("button", { type: "button", class: "jm-choice", text: "As it was", onclick: () => this.reset() });
-    this.autoplayBox = createElement("label", { class: "jm-field" }, [this.autoplay, createElement("span", { text: "Play what is said anew" })]);
+    this.back = createElement("button", { type: "button", class: "jm-choice", text: "Reset", onclick: () => this.reset() });
+    this.autoplayBox = createElement("label", { class: "jm-field" }, [this.autoplay, createElement("span", { text: "Play after synthesis" })]);
     this.el = createElement("section", { class: "jm-style", aria: { label: "Style tokens" } }, [
       createElement("div", { class: "jm-bar" }, [createElement("h3", { class: "jm-heading", text: "Style tokens" }), this.back]),
       this.about,
@@ -31,7 +30,7 @@ export class StylePanel {
     ]);
   }
 
-  /** A style as in the manifest; `isResynthesized`: whether it was said so because sliders had been moved. */
+  /** A style as in the manifest; `isResynthesized`: whether sliders were moved for it. */
   show(style, isResynthesized) {
     this.el.hidden = !style;
     if (!style) return;
@@ -42,7 +41,7 @@ export class StylePanel {
       low = Math.min(0, ...weights.flat()),
       span = Math.max(...weights.flat(), 0) - low || 1;
     this.about.textContent =
-      heads > 1 ? `How much of each is in it, by ${heads} heads` : "How much of each is in it";
+      heads > 1 ? `Style token weights of ${heads} heads` : "Style token weights";
     this.rows.forEach(({ bars, box }, n) => {
       const each = weights.map((head) => head[n]);
       const byHead = heads > 1 ? `; by head ${each.map((weight) => formatWeight(weight)).join(", ")}` : "";
@@ -69,7 +68,7 @@ export class StylePanel {
       const slider = createElement("input", {
         type: "range",
         ...{ min: `${-limit}`, max: `${limit}`, step: `${limit / 100}`, disabled: !enabled },
-        aria: { label: `How much of ${text}` },
+        aria: { label: `Weight of ${text}` },
         oninput: () => {
           this.current[n] = Number(slider.value);
           this.showValue(n);
@@ -94,7 +93,7 @@ export class StylePanel {
   }
 
   setValues(all) {
-    this.current = [...all]; // a slider has steps, the style that was heard has none
+    this.current = [...all]; // exact weights, while sliders have steps
     this.rows.forEach(({ slider }, n) => {
       slider.value = `${all[n]}`;
       this.showValue(n);
@@ -119,11 +118,11 @@ export class StylePanel {
     this.events.reset();
   }
 
-  /** While it is said anew sliders stay where they were put; they may be moved on. */
+  /** During a synthesis sliders stay where they are; they may be moved again. */
   wait(isWaiting) {
     this.isWaiting = isWaiting;
     this.el.setAttribute("aria-busy", `${isWaiting}`);
-    this.showStatus(isWaiting ? "It is being said anew …" : "");
+    this.showStatus(isWaiting ? "Synthesising …" : "");
   }
 
   showStatus(text) {

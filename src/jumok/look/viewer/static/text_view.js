@@ -1,13 +1,13 @@
-// The text itself, each token tinted: by the weight it receives from all queries, or from the one that is pinned.
+// The text, each token shaded by the weight it receives from all queries, or from the pinned one.
 
 import { formatCount, createCurve, formatWeight } from "./colours.js";
 import { sizeCanvas, iconButton, createElement } from "./dom.js";
 import { joinTokens, truncateText } from "./token_text.js";
 
-const PAGE_SIZE = 1200; // tokens at once
+const PAGE_SIZE = 1200; // tokens per page
 
 export class TextView {
-  /** `events`: received() and row(n), promises of the weights on all keys; pin(row or null); tooltip(token or null, event). */
+  /** `events`: received() and row(n) return promises of the weights on all keys; pin(row or null); tooltip(token or null, event). */
   constructor({ appearance, events }) {
     Object.assign(this, { appearance, events });
     this.first = { rows: 0, cols: 0 };
@@ -55,25 +55,25 @@ export class TextView {
     const { content } = this;
     this.heading.replaceChildren();
     if (!this.values) {
-      this.heading.append(this.errorMessage || "One moment …");
+      this.heading.append(this.errorMessage || "Loading …");
       return;
     }
     let most = 0;
     for (const value of this.values) most = Math.max(most, value);
-    // From half of what each would get if all got the same: a text without a favourite stays pale.
+    // From half of the uniform weight: a text without high weights stays pale.
     this.curve = createCurve("log", 0.5 / this.values.length, Math.max(4 / this.values.length, most));
     if (this.pinned === null)
       this.heading.append(
-        "Tinted by the weight that each token receives, the mean over all queries. ",
-        createElement("span", { class: "jm-muted", text: `Most: ${formatWeight(most)}` }),
+        "Each token is shaded by the mean weight it receives over all queries. ",
+        createElement("span", { class: "jm-muted", text: `Maximum: ${formatWeight(most)}` }),
       );
     else {
       const name = content.rows ? truncateText(content.rows[this.pinned], 40) : formatCount(this.pinned);
       this.heading.append(
-        "Where ",
+        "Attention of ",
         createElement("bdi", { dir: "auto", class: "jm-pinned", text: name }),
-        " looks. ",
-        createElement("span", { class: "jm-muted", text: `Most: ${formatWeight(most)}` }),
+        ". ",
+        createElement("span", { class: "jm-muted", text: `Maximum: ${formatWeight(most)}` }),
       );
     }
     this.queryBlock.hidden = this.isSelf;
@@ -128,13 +128,13 @@ export class TextView {
       this.paint();
     };
     this.pages.append(
-      iconButton("left", "Earlier tokens", move(-PAGE_SIZE)),
+      iconButton("left", "Previous tokens", move(-PAGE_SIZE)),
       createElement("span", { class: "jm-number", text: `${formatCount(first)} to ${formatCount(last - 1)} of ${formatCount(length)}` }),
-      iconButton("right", "Later tokens", move(PAGE_SIZE)),
+      iconButton("right", "Next tokens", move(PAGE_SIZE)),
     );
   }
 
-  // All of a long text in one line: the most that a token of each stretch gets.
+  // All of a long text in one line: the highest weight of each section.
   paintStrip() {
     const width = this.strip.parentElement.clientWidth,
       height = 26;

@@ -1,21 +1,21 @@
-// All words of a caption as small pictures, one a word, each with where the model looked for it.
+// A thumbnail of the image for each word of a caption, with the weights of that word.
 
 import { sizeCanvas, createElement } from "./dom.js";
 import { paintOverlay } from "./overlay.js";
 import { Ruler, truncateText } from "./token_text.js";
 
-const THUMBNAIL_AREA = 9600; // pixels of a small picture, whatever its shape
-const THUMBNAIL_MAP_PIXELS = 96; // pixels of its smoothed map
+const THUMBNAIL_AREA = 9600; // pixels of a thumbnail, whatever its aspect ratio
+const THUMBNAIL_MAP_PIXELS = 96; // pixels of its interpolated map
 
 export class CaptionThumbnails {
   /** `events`: pointer(word or null, event), pin(word). */
   constructor({ appearance, events }) {
     Object.assign(this, { appearance, events });
     this.thumbnails = [];
-    this.el = createElement("div", { class: "jm-thumbnails", role: "group", aria: { label: "Where it looked, word by word" } });
+    this.el = createElement("div", { class: "jm-thumbnails", role: "group", aria: { label: "Attention of each word" } });
   }
 
-  /** `words`, and the picture's width by its height. */
+  /** `ratio`: the width of the image divided by its height. */
   fill(words, ratio) {
     const width = Math.sqrt(THUMBNAIL_AREA * ratio),
       shrink = Math.min(1, 220 / width, 170 / (width / ratio));
@@ -30,10 +30,10 @@ export class CaptionThumbnails {
         {
           type: "button",
           class: "jm-thumbnail",
-          tabindex: "-1", // the words of the caption are the same choice
+          tabindex: "-1", // the words of the caption have the same function
           title: text,
           data: { word: n },
-          aria: { label: `${text}: where it looked`, pressed: "false" },
+          aria: { label: `${text}: attention`, pressed: "false" },
           onpointerenter: (event) => this.events.pointer(n, event),
           onpointerleave: (event) => this.events.pointer(null, event),
           onclick: () => this.events.pin(n),
@@ -45,7 +45,7 @@ export class CaptionThumbnails {
     this.el.replaceChildren(...this.thumbnails.map(({ el }) => el));
   }
 
-  /** `overlay(n)`: what paintOver needs for a word, but for the size. */
+  /** `overlay(n)`: the arguments of paintOverlay for a word, except the size. */
   paint(image, overlay) {
     const [width, height] = this.size;
     this.thumbnails.forEach(({ canvas }, n) => {
@@ -65,7 +65,7 @@ export class CaptionThumbnails {
     });
   }
 
-  /** As a picture to keep: the photo and all small pictures with their words. */
+  /** Save the image and all thumbnails with their words as one image. */
   save(image, overlay) {
     const [width, height] = this.size.map((length) => 2 * length),
       cell = Math.max(width, 150),

@@ -1,22 +1,22 @@
-// Numbers from the host: asked for nearest first, given up when no longer wanted, kept while there is room.
+// Tiles from the host: requested by priority, aborted when no longer needed, cached.
 //
-// A host answers `tiles(request, signal)` with a promise of an ArrayBuffer, whatever lies behind it: a server, a
-// saved file, a notebook's kernel. A request is { scene, layer, head, rows: [a, b], cols: [a, b], size, what };
-// head null is the mean over the heads; what is "map", "weights" or "received". The page's Python side
-// (appearance/tiles.py) says what these mean and how the numbers are packed. Where speech can be said anew, a host also
-// answers `retell({ scene, weights })` with a promise of a manifest (appearance/stage.py).
+// A host implements `tiles(request, signal)`, which returns a promise of an ArrayBuffer: a server, a saved file or the
+// kernel of a notebook. A request is { data, layer, head, rows: [a, b], cols: [a, b], size, quantity }; head null is
+// the mean over the heads; quantity is "pooled_map", "weights" or "received_weight". See viewer/tiles.py for their
+// meaning and for the packed format. If speech can be synthesised, a host also implements
+// `resynthesize({ data, weights })`, which returns a promise of a manifest (viewer/viewer_session.py).
 
 export const TILE_SIZE = 256;
 export const THUMBNAIL_SIZE = 64; // cells a side of a small map
-export const ALIGNMENT_SIZE = 512; // and of an alignment of speech
+export const ALIGNMENT_SIZE = 512; // cells a side of a speech alignment
 
-/** How the numbers are asked for: the host's own way, or messages to a notebook's kernel. */
+/** Return the host of a model: its own functions, or messages to the kernel of a notebook. */
 export function getHost(model) {
   if (typeof model.tiles !== "function") return createMessageHost(model);
   return Object.assign((request, signal) => model.tiles(request, signal), { resynthesize: model.resynthesize });
 }
 
-let numMessages = 0; // numbers are never used twice: several views may share one model
+let numMessages = 0; // for ids that are never reused: several views may share one model
 
 function createMessageHost(model) {
   const waiting = new Map();
@@ -51,7 +51,7 @@ function createMessageHost(model) {
   });
 }
 
-/** The name of an answer; saved files use the same. */
+/** Return the key of a request; saved files use the same. */
 export function keyOf({ data, layer, head, rows, cols, size, quantity }) {
   return `${quantity}/${data}/${layer}/${head ?? "mean"}/${rows[0]}-${rows[1]}/${cols[0]}-${cols[1]}/${size}`;
 }
@@ -64,7 +64,7 @@ const HALF_TO_FLOAT = Float32Array.from({ length: 65536 }, (_, bits) => {
   return bits & 32768 ? -size : size;
 });
 
-/** From the packed form to { rows, cols, values, most }. */
+/** Decode the packed format to { rows, cols, values, most }. */
 export function decode(buffer) {
   const header = new DataView(buffer, 0, 16);
   const rows = header.getUint32(0, true),
@@ -83,8 +83,8 @@ export function decode(buffer) {
 }
 
 /**
- * The tiles along an axis at a zoom. All span alike, the last one ends where the axis does and may overlap the one
- * before; at zoom 0, where a cell is a token, it has fewer cells instead.
+ * The tiles along an axis at a zoom. All have the same span; the last one ends where the axis does and may overlap the
+ * one before. At zoom 0, where a cell is a token, it has fewer cells instead.
  */
 export class Axis {
   constructor(length) {
@@ -92,7 +92,7 @@ export class Axis {
     this.coarsest = length < TILE_SIZE ? 0 : Math.floor(Math.log2(length / TILE_SIZE));
   }
 
-  /** Tokens that a cell covers. */
+  /** The number of tokens that a cell covers. */
   cell(zoom) {
     return 2 ** Math.min(zoom, this.coarsest);
   }
@@ -114,20 +114,20 @@ export class Axis {
     return Math.min(this.start(zoom, n) + this.span(zoom), this.length);
   }
 
-  /** Which tile shows a token. */
+  /** The tile that shows a token. */
   at(zoom, token) {
     return Math.min(this.numTiles(zoom) - 1, Math.max(0, Math.floor(token / this.span(zoom))));
   }
 }
 
-/** Answers, kept; and the requests for those that are missing. */
+/** A cache of answers, and the queue of requests for missing ones. */
 export class Store {
   constructor(host, { parallel = 4, capacity = 256, onError = () => {} } = {}) {
     Object.assign(this, { host, parallel, capacity, onError });
-    this.cache = new Map(); // in the order of their last use
-    this.pending = new Map(); // owner → Map(key → wish)
+    this.cache = new Map(); // in the order of last use
+    this.pending = new Map(); // owner → Map(key → entry)
     this.inFlight = new Map(); // key → AbortController
-    this.retryAt = new Map(); // key → when it may be tried again
+    this.retryAt = new Map(); // key → time of the next attempt
   }
 
   get(key) {
@@ -139,7 +139,7 @@ export class Store {
     return answer;
   }
 
-  /** All that an owner wants now: [{ request, urgency, arrived }], the least urgency first. What it no longer wants is given up. */
+  /** Request all tiles that an owner needs now: [{ request, priority, onLoad }], lowest priority first. Other requests of it are aborted. */
   request(owner, entries) {
     const missing = new Map();
     for (const entry of entries) {
@@ -157,7 +157,7 @@ export class Store {
     this.startNext();
   }
 
-  /** One answer, soon, whoever else waits. */
+  /** Fetch one answer immediately. */
   async fetchOne(request, signal) {
     const key = keyOf(request);
     const cached = this.get(key);

@@ -1,18 +1,18 @@
-// Token texts: visible, short enough, and never cut through what a reader takes for one character.
+// Token texts: visible, short, and never cut within a grapheme.
 
 const segmenter =
   typeof Intl !== "undefined" && Intl.Segmenter ? new Intl.Segmenter(undefined, { granularity: "grapheme" }) : null;
 
-/** What a reader takes for characters: a syllable, an emoji with its skin tone, a letter with its marks. */
+/** Split a text into graphemes: a syllable, an emoji with its skin tone, a letter with its marks. */
 export function splitGraphemes(text) {
   return segmenter ? Array.from(segmenter.segment(text), (part) => part.segment) : Array.from(text);
 }
 
-// Controls would do things: a lone override turns the text of a whole line around.
+// Control characters are replaced: a single override reverses the text of a whole line.
 const CONTROLS = /[\u0000-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069\ufeff]/g;
 const VISIBLE_BLANKS = { "\n": "⏎", "\r": "⏎", "\t": "⇥", " ": "␣", "\u00a0": "␣", "\u3000": "␣" };
 
-// Letters of Hangul that are made to stand in a syllable, and how they are written alone.
+// Conjoining Hangul letters, and how they are written in isolation.
 const ISOLATED_JAMO = {
   4352: "ㄱㄲㄴㄷㄸㄹㅁㅂㅃㅅㅆㅇㅈㅉㅊㅋㅌㅍㅎ",
   4449: "ㅏㅐㅑㅒㅓㅔㅕㅖㅗㅘㅙㅚㅛㅜㅝㅞㅟㅠㅡㅢㅣ",
@@ -25,7 +25,7 @@ function isolatedJamo(letter) {
   return letters[code - first] ?? letter;
 }
 
-/** A token on one line, with its blanks to be seen; at most `most` characters. */
+/** Return a token on one line, with visible blanks; at most `maxLength` characters. */
 export function truncateText(text, maxLength = 24) {
   if (text === "") return "∅";
   let clean = text.replace(/[\n\r\t]/g, (blank) => VISIBLE_BLANKS[blank]);
@@ -41,18 +41,18 @@ export function truncateText(text, maxLength = 24) {
   return parts.length <= maxLength ? clean : `${parts.slice(0, maxLength - 1).join("")}…`;
 }
 
-/** A part of a text as it was written, with its lines and blanks. */
+/** Return a part of a text with its line breaks and blanks, without control characters. */
 export function replaceControls(text) {
   return text.replace(/\r\n?/g, "\n").replace(CONTROLS, (letter) => (/[\n\t]/.test(letter) ? letter : "�"));
 }
 
-/** Whether a text is read from right to left: as its first letter that has a direction. */
+/** Whether a text is read from right to left, as its first letter with a direction. */
 export function isRightToLeft(text) {
   const first = text.match(/\p{L}/u);
   return first !== null && /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]|[\ud802\ud803\ud83a\ud83b]/u.test(first[0]);
 }
 
-/** Shortens texts to a width in pixels, and remembers what it measured. */
+/** Truncates texts to a width in pixels, and caches measurements. */
 export class Ruler {
   constructor() {
     this.context = document.createElement("canvas").getContext("2d");
@@ -95,8 +95,8 @@ export class Ruler {
 }
 
 /**
- * How tokens join to a text again: for each, whether a blank goes before it, and the text without its marker.
- * Markers of subwords are understood (▁ and Ġ begin a word, ## goes on with one); plain words get blanks.
+ * Join tokens to a text: for each, whether a blank precedes it, and the text without its marker. Subword markers are
+ * supported (▁ and Ġ begin a word, ## continues one); plain words get blanks.
  */
 export function joinTokens(tokens) {
   const hasWordStarts = tokens.some((token) => /^[▁Ġ ]\S/.test(token));
@@ -108,7 +108,7 @@ export function joinTokens(tokens) {
   });
 }
 
-/** Names of layers without what all of them begin and end with; as they are if nothing would be left of one. */
+/** Remove the common beginning and end of layer names; unchanged if nothing would be left of one. */
 export function shortNames(names) {
   const parts = names.map((name) => name.split("."));
   const minParts = Math.min(...parts.map((part) => part.length));
@@ -117,7 +117,7 @@ export function shortNames(names) {
   while (front < minParts - 1 && parts.every((part) => part[front] === parts[0][front])) front += 1;
   while (back < minParts - 1 - front && parts.every((part) => part.at(-1 - back) === parts[0].at(-1 - back))) back += 1;
   if (names.length < 2) return names;
-  // A isNumber number says little: length the word before it.
+  // A number alone says little: keep the word before it.
   const isNumber = parts.every((part) => part.length - front - back === 1 && /^\d+$/.test(part[front]));
   const from = isNumber && front > 0 ? front - 1 : front;
   return parts.map((part) => part.slice(from, part.length - back).join(" "));

@@ -1,5 +1,5 @@
-// The viewer: one ES module for a notebook, a page and a saved file. `render({ model, el })` as anywidget has it;
-// `model.get("manifest")` tells what there is, and the host brings the numbers (see tiles.js).
+// The viewer: one ES module for notebooks, pages and saved files. `render({ model, el })` follows anywidget;
+// `model.get("manifest")` describes the data, and the host provides tiles (see tiles.js).
 
 import { describeDocument, chooseInitialView, canShow, describeLayer, listViews, replaceData } from "./manifest.js";
 import { ArcView } from "./arcs_view.js";
@@ -16,7 +16,7 @@ import { SpeechView } from "./speech_view.js";
 import { shortNames } from "./token_text.js";
 import { Axis, getHost, keyOf, Store, ALIGNMENT_SIZE, TILE_SIZE } from "./tiles.js";
 
-const CONTENT_STATE = ["view", "comparison", "layer", "head", "pinned", "hop", "pinnedWord", "weightScope"]; // what a change of needs new contents
+const CONTENT_STATE = ["view", "comparison", "layer", "head", "pinned", "hop", "pinnedWord", "weightScope"]; // a change of these needs new content
 const COMPARISONS = { both: "Both", difference: "Difference" };
 
 class Viewer {
@@ -24,7 +24,7 @@ class Viewer {
     this.model = model;
     this.host = el;
     this.manifest = this.originalManifest = model.get("manifest");
-    this.full = Boolean(model.get("full")); // the window is ours: no page to scroll around us
+    this.full = Boolean(model.get("full")); // whether the viewer fills the window: there is no page to scroll
     this.store = new Store(getHost(model), {
       parallel: typeof model.tiles === "function" ? 6 : 2,
       onError: (error) => this.showError(error),
@@ -34,8 +34,8 @@ class Viewer {
       comparison: 0,
       pinned: null,
       hop: null, // of a document; null is the mean of all
-      pinnedWord: null, // the pinned word of a document
-      weightScope: "document", // and its weights in the whole of it, or in their "sentence"
+      pinnedWord: null, // of a document
+      weightScope: "document", // weights of words relative to the document, or to their "sentence"
       theme: null,
       scale: "blue",
       curve: "auto",
@@ -52,7 +52,7 @@ class Viewer {
     this.ready = true;
   }
 
-  // ---------------------------------------------------------------- what there is
+  // ---------------------------------------------------------------- data
 
   layers(index) {
     return this.manifest.data[index].layers;
@@ -62,7 +62,7 @@ class Viewer {
     return typeof this.state.comparison === "number" ? this.state.comparison : this.manifest.data.length - 1;
   }
 
-  /** How the host calls a scene: one that was said anew has a number of its own. */
+  /** The number by which the host knows an item: a new synthesis has its own number. */
   numberOf(index) {
     return this.manifest.data[index]?.number ?? index;
   }
@@ -71,7 +71,7 @@ class Viewer {
     return this.layers(this.dataIndex)[this.state.layer];
   }
 
-  /** What a view shows, in the form that all of them take. */
+  /** The content of a view, in the form that all views take. */
   content(index = this.dataIndex, baseline = null) {
     const info = this.layers(index)[this.state.layer],
       { texts } = this.manifest,
@@ -114,9 +114,9 @@ class Viewer {
     return listViews(this.manifest.data[this.dataIndex], this.layer).map(([view]) => view);
   }
 
-  // ---------------------------------------------------------------- the layout around the views
+  // ---------------------------------------------------------------- layout
 
-  // What the layout's buttons and boxes do.
+  // The actions of the layout's controls.
   actions() {
     return {
       set: (change) => this.set(change),
@@ -227,7 +227,7 @@ class Viewer {
     this.showPin();
     this.updateLegend();
     this.layout.showTokenTooltip(null);
-    // What had the focus may be gone: it goes to what took its place, so that the keys go on working.
+    // If the focused element is gone, focus its replacement, so that keys continue to work.
     if (had && !this.layout.root.contains(document.activeElement))
       (group?.querySelector(".jm-on") ?? this.layout.root).focus({ preventScroll: true });
   }
@@ -255,7 +255,7 @@ class Viewer {
     return this.layers(this.dataIndex).map((layer, number) => ({ ...layer, number, short: short[number] }));
   }
 
-  // The layout, as the state has it.
+  // Update the layout from the state.
   updateControls() {
     const { state, manifest } = this,
       isComparison = manifest.data.length === 2;
@@ -277,7 +277,7 @@ class Viewer {
     });
   }
 
-  // The layers that the view has something to show of.
+  // The layers that the current view can show.
   shownLayers() {
     return this.namedLayers().filter((layer) => canShow(this.state.view, this.manifest.data[this.dataIndex], layer));
   }
@@ -294,7 +294,7 @@ class Viewer {
     return (isDocument ? all.length > 1 : hasMean) ? [...all, null] : all;
   }
 
-  // What one may appearance at where two scenes are compared.
+  // The options for the comparison of two items.
   comparisons() {
     if (this.state.view !== "map" || !this.layers(0)[this.state.layer] || !this.layers(1)[this.state.layer])
       return [0, 1];
@@ -318,7 +318,7 @@ class Viewer {
     return this.set({ [which]: values[Math.max(0, Math.min(values.length - 1, at + by))] });
   }
 
-  // ---------------------------------------------------------------- what is said anew
+  // ---------------------------------------------------------------- speech synthesis
 
   async resynthesize(weights) {
     const { dataIndex, originalManifest } = this,
@@ -326,7 +326,7 @@ class Viewer {
     if (this.originalManifest === originalManifest) this.setManifest(replaceData(this.manifest, dataIndex, update));
   }
 
-  // A scene of the manifest as it came.
+  // An item of the original manifest.
   originalOf(index) {
     return { texts: this.originalManifest.texts, data: [this.originalManifest.data[index]] };
   }
@@ -334,13 +334,13 @@ class Viewer {
   setManifest(manifest) {
     this.manifest = manifest;
     this.range = undefined;
-    this.set({}); // what there is no more of
+    this.set({}); // reset what no longer exists
     this.update();
   }
 
   // ---------------------------------------------------------------- colours and scale
 
-  // The largest weight at the coarsest zoom sets where the scale ends. Those tiles are shown first anyway.
+  // The maximum weight at the coarsest zoom sets the end of the scale. Those tiles are loaded first anyway.
   measure() {
     const shape = this.layer.shape,
       rows = new Axis(shape[0]),
@@ -398,9 +398,9 @@ class Viewer {
       { appearance } = this,
       text = this.views.text;
     this.layout.settings.hidden = !["document", "image", "speech", "map", "arcs"].includes(view);
-    this.layout.colours.hidden = view === "image"; // those of a picture go with any picture
+    this.layout.colours.hidden = view === "image"; // the colours of the overlay are fixed
     if (view === "map" && comparison === "difference")
-      this.layout.legend.show(appearance, { curve: appearance.divergingCurve, list: appearance.divergingList, title: "change of weight", diverging: true });
+      this.layout.legend.show(appearance, { curve: appearance.divergingCurve, list: appearance.divergingList, title: "difference in weight", diverging: true });
     else if (["document", "image", "speech"].includes(view)) this.layout.legend.show(appearance, this.views[view].legend());
     else if (view === "text")
       this.layout.legend.show(
@@ -412,7 +412,7 @@ class Viewer {
           title: text.pinned === null ? "mean weight received" : "attention weight",
         },
       );
-    else if (view === "heads") this.layout.legend.showText("Each small map has a scale of its own, from none to its most.");
+    else if (view === "heads") this.layout.legend.showText("Each map has its own scale, from 0 to its maximum.");
     else if (view === "map" || view === "arcs") {
       const map = this.maps[0],
         width = view === "map" && map.size ? map.cols.cell(map.zoomLevel()) : 1;
@@ -423,7 +423,7 @@ class Viewer {
           curve: appearance.curveAt(width),
           list: appearance.list,
           log: appearance.curveKind === "log",
-          title: width > 1 ? "weight, mean over the pairs of a cell" : "attention weight",
+          title: width > 1 ? "mean weight over the pairs of a cell" : "attention weight",
         },
       );
     } else this.layout.legend.showText("");
@@ -433,7 +433,7 @@ class Viewer {
     this.set({ theme: this.appearance.theme === "dark" ? "light" : "dark" });
   }
 
-  // ---------------------------------------------------------------- pointing, pinning, telling
+  // ---------------------------------------------------------------- pointer, pins, messages
 
   pin(row) {
     this.set({ pinned: this.state.pinned === row ? null : row });
@@ -486,11 +486,11 @@ class Viewer {
     ];
     const weight = createElement("div", { class: "jm-weight", text: info.weight });
     lines.push(weight);
-    if (!info.single) lines.push(createElement("div", { class: "jm-muted", text: "of a row’s weight, on average" }));
+    if (!info.single) lines.push(createElement("div", { class: "jm-muted", text: "mean share of a row’s weight" }));
     const box = map.el.getBoundingClientRect();
     this.layout.showTooltip(lines, box.left + place.point.x, box.top + place.point.y);
     if (info.single && map.content.baseline === null) {
-      // The tile is rounded to three digits: ask for this one weight as it is, once the pointer rests.
+      // Tiles are rounded to three digits: fetch the exact weight once the pointer rests.
       this.exactTimer = setTimeout(() => {
         this.store
           .fetchOne({
@@ -508,7 +508,7 @@ class Viewer {
 
   showError(error) {
     this.layout.errorNote.hidden = false;
-    this.layout.errorNote.textContent = `Some numbers did not come: ${error.message} It is tried again in a moment.`;
+    this.layout.errorNote.textContent = `Some tiles failed to load: ${error.message} Retrying.`;
     clearTimeout(this.errorTimer);
     this.errorTimer = setTimeout(() => {
       this.layout.errorNote.hidden = true;
@@ -543,7 +543,7 @@ class Viewer {
     this.darkQuery = globalThis.matchMedia("(prefers-color-scheme: dark)");
     this.onTheme = () => this.appearance.detectedTheme !== this.appearance.detectTheme() && this.restyle();
     this.darkQuery.addEventListener("change", this.onTheme);
-    this.themeObserver = new MutationObserver(this.onTheme); // notebooks tell their theme on the page's body
+    this.themeObserver = new MutationObserver(this.onTheme); // notebooks set their theme on the body
     for (const place of [document.body, document.documentElement])
       this.themeObserver.observe(place, {
         attributes: true,
@@ -589,7 +589,7 @@ class Viewer {
     return false;
   }
 
-  // From cell to cell by keys, for those who do not point; what is there is said.
+  // Move from cell to cell with the keyboard, and announce each.
   moveByCell(down, right) {
     if (this.state.view !== "map") return false;
     const map = this.maps[0],
@@ -617,10 +617,10 @@ class Viewer {
   }
 }
 
-/** As anywidget calls it; what comes back takes everything away again. */
+/** The entry point of anywidget. Returns a function that removes the viewer. */
 export function render({ model, el }) {
   const viewer = new Viewer(model, el);
-  el.jumok = viewer; // for those who appearance from a console, and for measuring
+  el.jumok = viewer; // for the console and for measurements
   return () => viewer.close();
 }
 

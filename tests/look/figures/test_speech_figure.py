@@ -1,0 +1,122 @@
+"""Speech as a figure: the spectrogram, the alignment under it, the style tokens beside them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from jumok.errors import InputError
+from jumok.look.figures.speech_figure import build_speech_figure, draw_speech
+from jumok.look.viewer import view_writer
+from jumok.look.viewer.viewer_data import (
+    ArrayWeightSource,
+    StyleTokenWeights,
+    SynthesizedSpeech,
+    ViewerData,
+    ViewerLayer,
+)
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from example_speech import KOREAN, TOKENS, diagonal, letters, said
+
+pytestmark = pytest.mark.filterwarnings("ignore:no installed font has")  # where no Korean font is installed
+
+
+def drawn(scene: ViewerData) -> Figure:
+    layer = scene.layers[0]
+    weights = layer.source.weights(0, slice(0, layer.shape[0]), slice(0, layer.shape[1]))
+    assert scene.speech is not None
+    return build_speech_figure(
+        scene.speech, layer.col_labels or [], np.asarray(weights), scene.style, title=scene.title
+    )
+
+
+def test_one_time_for_the_spectrogram_and_the_alignment() -> None:
+    below, above, *_ = drawn(said(KOREAN)).axes
+    assert above.get_xlim() == below.get_xlim() == pytest.approx((0, 53 * 2 * 0.0125))
+    assert above.images[0].get_extent()[1] == pytest.approx(105 * 0.0125)  # the last step has a frame less
+    assert above.get_position().y0 > below.get_position().y1
+    mel = np.asarray(above.images[0].get_array())
+    assert mel.shape == (40, 105)
+    assert mel[:, 10].argmax() < mel[:, 60].argmax()  # the tone rises
+    cells = np.asarray(below.images[0].get_array())
+    assert (np.diff(cells.argmax(0)) >= 0).all()
+    assert below.images[0].origin == "lower"  # and the text too
+    assert below.get_xlabel() == "seconds\ndiagonality 1.00, 0 skipped"
+
+
+def test_jamo_are_written_as_letters_and_blanks_are_seen() -> None:
+    below = drawn(said(KOREAN)).axes[0]
+    assert "".join(label.get_text() for label in below.get_yticklabels()) == "ㅇㅏㄴㄴㅕㅇㅎㅏㅅㅔㅇㅛ"
+    below = drawn(said("삶 a\u115f", sound=False)).axes[0]
+    assert [label.get_text() for label in below.get_yticklabels()] == ["ㅅ", "ㅏ", "ㄻ", "␣", "a", "\u115f"]
+
+
+def test_tokens_are_bars_by_head_from_the_top_down() -> None:
+    *_, tokens = drawn(said()).axes
+    assert [label.get_text() for label in tokens.get_yticklabels()] == list(TOKENS)
+    assert [bar.get_width() for bar in tokens.patches] == pytest.approx(
+        [0.1, 0.2, 0.065, 0.5, 0.135, 0.3, 0.1, 0.3, 0.2, 0.1]
+    )
+    low, high = tokens.get_ylim()
+    assert low > high
+    assert tokens.get_title(loc="left") == "Style tokens, 2 heads"
+
+
+def test_a_long_text_leaves_symbols_out_rather_than_write_them_over_each_other() -> None:
+    symbols = list("abcdefghij" * 20)
+    figure = build_speech_figure(
+        SynthesizedSpeech(np.random.default_rng(0).random((500, 8))), symbols, diagonal(500, 200)
+    )
+    figure.draw_without_rendering()
+    labels = figure.axes[0].get_yticklabels()
+    assert 40 < len(labels) < 100
+    boxes = [label.get_window_extent() for label in labels]
+    middles = [box.y0 + box.height / 2 for box in boxes]
+    assert np.diff(middles).min() > 0.9 * labels[0].get_fontsize() * figure.dpi / 72
+
+
+@pytest.mark.parametrize("kind", [".png", ".svg", ".pdf"])
+def test_a_scene_of_speech_is_written_as_that(tmp_path: Path, kind: str) -> None:
+    path = view_writer.save_view(said(KOREAN), tmp_path / f"said{kind}")
+    data = path.read_bytes()
+    assert data.startswith({".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[kind])
+    if kind == ".png":
+        pixels = imread(path)
+        assert pixels.shape[1] > 1000
+        assert pixels[..., :3].std() > 0.1
+
+
+def test_the_layer_that_speaks_is_drawn_unless_another_is_asked_for(tmp_path: Path) -> None:
+    scene = said("ab")
+    inner = ViewerLayer("encoder", "self", (2, 2), (0,), ArrayWeightSource(np.eye(2)), letters("ab"), letters("ab"))
+    both = ViewerData((*scene.layers, inner), speech=scene.speech, style=scene.style)
+    spoken = view_writer.save_view(both, tmp_path / "spoken.png")
+    other = view_writer.save_view(both, tmp_path / "other.png", "encoder")
+    assert imread(spoken).shape != imread(other).shape
+    again = view_writer.save_view(scene, tmp_path / "again.png")
+    assert abs(imread(spoken).shape[1] - imread(again).shape[1]) < 10
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    speech = SynthesizedSpeech(np.ones((9, 3)), frames_per_step=2)
+    with pytest.raises(InputError, match=r"\(4, 5\) came with 9 frames, 2 a step, and 5.*expected \(5, 5\)"):
+        draw_speech(speech, list("abcde"), np.ones((4, 5)), tmp_path / "a.png")
+    with pytest.raises(InputError, match=r"expected \(5, 4\)"):
+        draw_speech(speech, list("abcd"), np.ones((5, 5)), tmp_path / "a.png")
+    with pytest.raises(InputError, match="NaN"):
+        draw_speech(speech, list("ab"), np.full((5, 2), np.nan), tmp_path / "a.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_less_than_none_of_a_token_goes_to_the_left() -> None:
+    style = StyleTokenWeights(("slow", "high"), np.array([[-0.5, 1.0]]))
+    figure = build_speech_figure(SynthesizedSpeech(np.ones((4, 3))), ["a"], np.ones((4, 1)), style)
+    slow, high = figure.axes[-1].patches
+    assert (slow.get_width(), high.get_width()) == (-0.5, 1.0)
+    assert figure.axes[-1].get_title(loc="left") == "Style tokens"
