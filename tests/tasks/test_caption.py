@@ -411,7 +411,7 @@ def test_an_encoder_or_a_model_that_cannot_be_made(tmp_path: Path) -> None:
     scenes = ["data.train=scenes", "data.valid=null", "data.test=null", "data.builtin_size=20"]
     with pytest.raises(InputError, match=r"image_encoder: weights='no\.pth': there is no such file"):
         trained(tmp_path / "two", small("captioner/flickr8k", *scenes, "image_encoder.weights=no.pth"))
-    with pytest.raises(InputError, match="tie_embeddings='all' .* on both sides"):
+    with pytest.raises(InputError, match=r"tie_embeddings='all' .* on both sides"):
         trained(
             tmp_path / "three",
             small("captioner", "data.builtin_size=20", "model={type: transformer, tie_embeddings: all}"),

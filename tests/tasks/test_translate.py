@@ -371,7 +371,7 @@ def test_what_cannot_be_asked_of_a_run(bahdanau: Run, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     shutil.copytree(bahdanau.folder, moved)
     (moved / "model.safetensors").unlink()
-    with pytest.raises(InputError, match="no model.safetensors yet"):
+    with pytest.raises(InputError, match=r"no model\.safetensors yet"):
         jumok.load(moved)
 
 

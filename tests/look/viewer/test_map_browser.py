@@ -278,7 +278,7 @@ def test_all_heads_are_small_maps_and_open_when_clicked(served: Show) -> None:
     assert shown.page.locator(".jm-head-map").count() == 12
     assert shown.text(".jm-heads-name")[1:] == ["layer 0", "layer 1", "layer 2"]
     # In layer 2, head 1 all look at token 3 of 7: its column is dark in the small map.
-    script = """(() => { 
+    script = """(() => {
         const c = document.querySelector('.jm-head-map[data-layer="2"][data-head="1"] canvas');
         const g = c.getContext("2d"), w = c.width;
         const at = (n) => [...g.getImageData(Math.floor((n + 0.5) * w / 7), 20, 1, 1).data];

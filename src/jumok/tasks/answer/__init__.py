@@ -1,0 +1,1 @@
+"""Question answering: the span of a context that answers a question."""

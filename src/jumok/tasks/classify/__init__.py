@@ -1,0 +1,1 @@
+"""Text classification, of single texts and of pairs."""

@@ -1,0 +1,1 @@
+"""Sequence tagging: a label for each word."""

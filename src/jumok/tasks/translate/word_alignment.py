@@ -172,7 +172,7 @@ class WordAligner:
     def compute_maps(
         self, pairs: Iterable[TranslationExample], views: SelectedAlignmentViews
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """The maps behind them: ``(target word_indices, source word_indices)``, and the opposite from the other model."""
+        """Yield the maps ``(target words, source words)`` of each pair, and those of the reverse model."""
         waiting = iter(pairs)
         while window := list(itertools.islice(waiting, PAIRS_PER_CHUNK)):
             forth = read_attention(
@@ -208,7 +208,7 @@ class WordAligner:
 
 @dataclass(frozen=True, eq=False)
 class _ViewLinks:
-    """What the views of a model that may be chosen pick: ``(list_alignment_views, target word_indices)`` for each pair."""
+    """Links that each candidate view picks: ``(views, target words)`` for each pair."""
 
     views: list[AlignmentView]
     link_indices: list[Tensor]
