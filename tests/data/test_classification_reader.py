@@ -285,5 +285,5 @@ def test_what_is_held_out(keys: list[int], wanted: int) -> None:
 
 
 def test_too_little_to_hold_anything_out() -> None:
-    with pytest.raises(InputError, match=r"of 9 examples \(1 that must stay together\)"):
+    with pytest.raises(InputError, match=r"of 9 examples with 1 different keys"):
         split_held_out(range(9), lambda _: "the one article", 1)

@@ -300,7 +300,9 @@ def derivations(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Iterator[Phr
 def by_hand() -> list[tuple[str, str, str]]:
     lines = BY_HAND.strip().splitlines()
     pairs = [line.split(" | ") for line in lines[::2]]
-    return [(english, korean, links.strip()) for (english, korean), links in zip(pairs, lines[1::2], strict=True)]
+    return [
+        (english, korean, links.strip()) for (english, korean), links in zip(pairs, lines[1::2], strict=True)
+    ]
 
 
 def written(sure: Sequence[Link], possible: Sequence[Link]) -> str:
@@ -308,7 +310,9 @@ def written(sure: Sequence[Link], possible: Sequence[Link]) -> str:
     return " ".join(f"{i}{kind}{j}" for i, j, kind in sorted(links))
 
 
-@pytest.mark.parametrize(("english", "korean", "links"), by_hand(), ids=[english for english, _, _ in by_hand()])
+@pytest.mark.parametrize(
+    ("english", "korean", "links"), by_hand(), ids=[english for english, _, _ in by_hand()]
+)
 def test_a_sentence_by_hand(
     english: str, korean: str, links: str, derivations: Callable[[str], Iterator[Phrase]]
 ) -> None:
@@ -352,7 +356,9 @@ def test_every_korean_word_has_a_sure_link_and_nearly_always_one(pairs: list[Sen
         for i, j in (*pair.sure_links, *pair.possible_links):
             assert 0 <= i < len(english)
             assert 0 <= j < len(korean)
-        assert len({*pair.sure_links, *pair.possible_links}) == len(pair.sure_links) + len(pair.possible_links)
+        assert len({*pair.sure_links, *pair.possible_links}) == len(pair.sure_links) + len(
+            pair.possible_links
+        )
         assert {j for _, j in pair.sure_links} == set(range(len(korean)))
         words, links = words + len(korean), links + len(pair.sure_links)
     assert links < 1.02 * words
@@ -454,7 +460,9 @@ def test_mistakes_that_are_not_made(pairs: list[SentencePair], mistake: str) -> 
     assert found == []
 
 
-WORDS = "not will can cannot could must because when if but or who which that these with by there became every"
+WORDS = (
+    "not will can cannot could must because when if but or who which that these with by there became every"
+)
 
 
 @pytest.mark.parametrize("word", WORDS.split())
@@ -522,9 +530,9 @@ def test_about_one_in_sixteen_is_for_testing(pairs: list[SentencePair]) -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InputError, match="count=-1"):
         generate_pairs(seed=0, count=-1)
-    with pytest.raises(InputError, match="longest is 2"):
+    with pytest.raises(InputError, match="max_words=2"):
         generate_pairs(seed=0, count=1, max_words=2)
-    with pytest.raises(InputError, match="count is -5"):
+    with pytest.raises(InputError, match="count=-5"):
         make_splits(test=-5)
 
 

@@ -442,7 +442,7 @@ def test_what_is_not_there_is_told_with_what_is_the_nearest_first(shelf: Path) -
             find_corpus(name, source="en", target="de")
     with pytest.raises(InputError, match=r"does not contain train.en and train.ko; it contains: train\."):
         find_corpus("captions/train", source="en", target="ko")
-    with pytest.raises(InputError, match="as source and target the endings or columns"):
+    with pytest.raises(InputError, match="as source and target the suffixes or columns"):
         find_corpus("captions/train", source=1, target=2)
     with pytest.raises(InputError, match="one side of parallel text; name both files"):
         find_corpus("captions/train.en.gz", source="en", target="de")

@@ -162,7 +162,7 @@ def test_the_central_window_holds_the_piece_and_no_other_holds_it_better(n: int,
 
 def test_windows_that_cannot_be() -> None:
     for room, stride in ((0, 1), (1, 0)):
-        with pytest.raises(InputError, match="both must be 1 or more"):
+        with pytest.raises(InputError, match="expected 1 or more"):
             make_windows(5, room, stride)
 
 

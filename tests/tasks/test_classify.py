@@ -500,7 +500,7 @@ def test_an_unknown_label_of_the_test_data_names_its_line(reviews: Path, tmp_pat
     with pytest.raises(InputError, match=r"test.tsv:3: an unknown label \('2'; the labels are: [01], [01]\)"):
         trained(tmp_path / "run", "classify", data, train={"max_epochs": 1})
     run = trained(tmp_path / "skips", "classify", data | {"on_error": "skip"}, train={"max_epochs": 1})
-    split = BertClassificationTask(run).test_split()
+    split = BertClassificationTask(run).load_split("test")
     assert (len(split.examples), split.skipped.total) == (1, 1)
     with pytest.raises(InputError, match=r"evaluation\.positive_label is 'goood'; the classes are"):
         trained(tmp_path / "x", "classify", data, evaluation={"positive_label": "goood"})

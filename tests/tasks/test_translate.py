@@ -308,7 +308,7 @@ def test_while_bleu_is_nought_but_for_chance_perplexity_decides(
     monkeypatch.setattr(translate_metrics, "build_bleu", lambda run: Nought())
     run = trained(tmp_path / "run", "bahdanau", "train.max_steps=6", "train.validate_every=2", "train.patience=1")
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    found = [(line["perplexity"], line["best"]) for line in lines if line["event"] == "validation"]
+    found = [(line["perplexity"], line["is_best"]) for line in lines if line["event"] == "validation"]
     assert [best for _, best in found] == [True, True, True]
     assert found == sorted(found, reverse=True)
 

@@ -507,7 +507,7 @@ def test_every_call_is_there_where_the_steps_cannot_be_joined() -> None:
         model.generate(ids(1, 5), **options)
     first, second = "model.layers.0.self_attn", "model.layers.1.self_attn"
     assert seen.names == [second]
-    assert "its keys do not go on from those of the step before" in seen.missed_layers[first]
+    assert "its keys do not continue those of the previous step" in seen.missed_layers[first]
     assert len(seen.calls) == 20
     for name in (first, second):
         calls = [entry for entry in seen.calls if entry.name == name]

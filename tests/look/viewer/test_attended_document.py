@@ -162,7 +162,9 @@ def dark(image: np.ndarray, shade: float) -> np.ndarray:
 @pytest.mark.parametrize("name", ["look.html", "look.png", "look.svg", "look.pdf"])
 def test_a_scene_with_a_document_is_saved(tmp_path: Path, name: str) -> None:
     for document in (hierarchical(), several_hops()):
-        path = view_writer.save_view(ViewerData.from_document(document, title="등대 $x_1$"), str(tmp_path / name))
+        path = view_writer.save_view(
+            ViewerData.from_document(document, title="등대 $x_1$"), str(tmp_path / name)
+        )
         assert path == tmp_path / name
         assert path.stat().st_size > 5000
 
@@ -176,7 +178,7 @@ def test_a_hop_can_be_chosen_and_a_layer_is_still_a_map(tmp_path: Path) -> None:
         view_writer.save_view(scene, tmp_path / "hop.png", head=3)
     with pytest.raises(InputError, match="two; use an"):
         view_writer.save_view([scene, scene], tmp_path / "both.png")
-    with pytest.raises(InputError, match=r"\.html file or a picture"):
+    with pytest.raises(InputError, match=r"\.html file or a figure"):
         view_writer.save_view(scene, tmp_path / "map.gif")
     assert view_writer.save_view([scene, scene], tmp_path / "both.html").stat().st_size > 5000
     wide = imread(view_writer.save_view(scene, tmp_path / "map.png", layer="attention")).shape
@@ -267,7 +269,9 @@ def test_lines_are_broken_at_gaps_and_kept_where_they_were() -> None:
     assert lines(["abcdefg", "h"], ["", ""], 3) == [["abc"], ["def"], ["g", "h"]]
 
 
-@given(st.lists(st.tuples(st.text("ab", min_size=1, max_size=9), st.sampled_from(["", " ", "\n"])), min_size=1))
+@given(
+    st.lists(st.tuples(st.text("ab", min_size=1, max_size=9), st.sampled_from(["", " ", "\n"])), min_size=1)
+)
 def test_no_letter_is_lost_and_no_two_are_in_one_place(pairs: list[tuple[str, str]]) -> None:
     words, gaps = [word for word, _ in pairs], [gap for _, gap in pairs]
     pieces = list(wrap_words(words, gaps, lambda text: float(len(text)), 7))
