@@ -300,9 +300,7 @@ def derivations(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Iterator[Phr
 def by_hand() -> list[tuple[str, str, str]]:
     lines = BY_HAND.strip().splitlines()
     pairs = [line.split(" | ") for line in lines[::2]]
-    return [
-        (english, korean, links.strip()) for (english, korean), links in zip(pairs, lines[1::2], strict=True)
-    ]
+    return [(english, korean, links.strip()) for (english, korean), links in zip(pairs, lines[1::2], strict=True)]
 
 
 def written(sure: Sequence[Link], possible: Sequence[Link]) -> str:
@@ -310,9 +308,7 @@ def written(sure: Sequence[Link], possible: Sequence[Link]) -> str:
     return " ".join(f"{i}{kind}{j}" for i, j, kind in sorted(links))
 
 
-@pytest.mark.parametrize(
-    ("english", "korean", "links"), by_hand(), ids=[english for english, _, _ in by_hand()]
-)
+@pytest.mark.parametrize(("english", "korean", "links"), by_hand(), ids=[english for english, _, _ in by_hand()])
 def test_a_sentence_by_hand(
     english: str, korean: str, links: str, derivations: Callable[[str], Iterator[Phrase]]
 ) -> None:
@@ -356,9 +352,7 @@ def test_every_korean_word_has_a_sure_link_and_nearly_always_one(pairs: list[Sen
         for i, j in (*pair.sure_links, *pair.possible_links):
             assert 0 <= i < len(english)
             assert 0 <= j < len(korean)
-        assert len({*pair.sure_links, *pair.possible_links}) == len(pair.sure_links) + len(
-            pair.possible_links
-        )
+        assert len({*pair.sure_links, *pair.possible_links}) == len(pair.sure_links) + len(pair.possible_links)
         assert {j for _, j in pair.sure_links} == set(range(len(korean)))
         words, links = words + len(korean), links + len(pair.sure_links)
     assert links < 1.02 * words
@@ -460,9 +454,7 @@ def test_mistakes_that_are_not_made(pairs: list[SentencePair], mistake: str) -> 
     assert found == []
 
 
-WORDS = (
-    "not will can cannot could must because when if but or who which that these with by there became every"
-)
+WORDS = "not will can cannot could must because when if but or who which that these with by there became every"
 
 
 @pytest.mark.parametrize("word", WORDS.split())

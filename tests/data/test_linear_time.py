@@ -16,7 +16,7 @@ from jumok.data.tokenizers.speech_symbols import SpeechSymbols
 from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
 from jumok.data.tokenizers.windows import find_central_window, make_windows
 from jumok.metrics import captions
-from jumok.tasks.pretrain import predictor as pretrain_predictor
+from jumok.tasks.jsonl_input import split_pair
 from jumok.tasks.tag.data import WORD_PATTERN
 
 SECONDS = 120  # each case takes 6 at most at 1,000,000 characters, where a quadratic one takes hours
@@ -61,7 +61,7 @@ CASES: list[tuple[str, Callable[[str], object], Callable[[int], str]]] = [
     ),
     ("words to tag", WORD_PATTERN.findall, between("a", ".", "")),
     ("initials to tag", WORD_PATTERN.findall, between("", "A.", "A")),
-    ("two texts", pretrain_predictor._split_texts, between("a", " ", "b")),
+    ("two texts", split_pair, between("a", " ", "b")),
     ("spelled out", lambda text: spelling.normalize_spelling(text, "fr"), unit("no. ")),
     ("digits", SpeechSymbols(["a"], "en").encode, unit("1")),
     ("captions", captions.tokenize_caption, unit("-")),

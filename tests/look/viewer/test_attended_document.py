@@ -162,9 +162,7 @@ def dark(image: np.ndarray, shade: float) -> np.ndarray:
 @pytest.mark.parametrize("name", ["look.html", "look.png", "look.svg", "look.pdf"])
 def test_a_scene_with_a_document_is_saved(tmp_path: Path, name: str) -> None:
     for document in (hierarchical(), several_hops()):
-        path = view_writer.save_view(
-            ViewerData.from_document(document, title="등대 $x_1$"), str(tmp_path / name)
-        )
+        path = view_writer.save_view(ViewerData.from_document(document, title="등대 $x_1$"), str(tmp_path / name))
         assert path == tmp_path / name
         assert path.stat().st_size > 5000
 
@@ -269,9 +267,7 @@ def test_lines_are_broken_at_gaps_and_kept_where_they_were() -> None:
     assert lines(["abcdefg", "h"], ["", ""], 3) == [["abc"], ["def"], ["g", "h"]]
 
 
-@given(
-    st.lists(st.tuples(st.text("ab", min_size=1, max_size=9), st.sampled_from(["", " ", "\n"])), min_size=1)
-)
+@given(st.lists(st.tuples(st.text("ab", min_size=1, max_size=9), st.sampled_from(["", " ", "\n"])), min_size=1))
 def test_no_letter_is_lost_and_no_two_are_in_one_place(pairs: list[tuple[str, str]]) -> None:
     words, gaps = [word for word, _ in pairs], [gap for _, gap in pairs]
     pieces = list(wrap_words(words, gaps, lambda text: float(len(text)), 7))
