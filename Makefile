@@ -19,11 +19,11 @@ endif
 .PHONY: help test test-all lint bench demo docs clean
 
 help:
-	@echo "make demo      train a translation model on the spot, score it, draw where it looked"
-	@echo "make test      lint, types and all tests but the slow ones"
-	@echo "make test-all  the slow ones too"
-	@echo "make bench     measure this machine, beside the peers"
-	@echo "make docs      build the site, its lessons run: build/docs/html/index.html"
+	@echo "make demo      train and evaluate a translation model, and draw its attention"
+	@echo "make test      lint, type check, and all tests except the slow ones"
+	@echo "make test-all  the slow tests too"
+	@echo "make bench     run the benchmarks"
+	@echo "make docs      run the lessons and build the site: build/docs/html/index.html"
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove the environment and the caches (runs/ stays)"
 
@@ -55,7 +55,7 @@ bench: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/jumok train bahdanau/demo --out runs/demo
 	$(BIN)/jumok eval runs/demo
-	$(BIN)/jumok run runs/demo "this is an example sentence" --alignments --map runs/demo/figures/example.png
+	$(BIN)/jumok run runs/demo "this is an example sentence" --alignments --attention-map runs/demo/figures/example.png
 
 # Lessons are run once and kept: the second time takes seconds.
 docs: $(STAMP)
