@@ -13,9 +13,11 @@ import jumok
 from jumok.batches.tokens import EOS, IGNORE, Loss, Seq2SeqBatch, Tokens
 from jumok.data.batching.translation import TranslationBatcher
 from jumok.data.caches.token_store import prepare_token_store
-from jumok.data.tokenizers.tokenizer import TokenizerConfig, TokenizerPair
+from jumok.data.tokenizers.tokenizer import TokenizerPair
+from jumok.data.tokenizers.vocabulary import TokenizerConfig
 from jumok.decoding import beam_search
-from jumok.tasks.translate.data import TranslationData, TranslationDataConfig
+from jumok.tasks.translate.config import TranslationDataConfig
+from jumok.tasks.translate.data import TranslationData
 from jumok.training import TrainConfig, ValidationReport, train
 
 
@@ -81,10 +83,15 @@ def main(config: TranslationDataConfig, folder: Path = Path("runs/own-model"), s
         return ValidationReport({"nll": nll}, select_by="nll", higher_is_better=False)
 
     model = OwnModel(tokenizers.source.vocab_size, tokenizers.target.vocab_size)
-    schedule = {"learning_rate": 3e-3, "schedule": "cosine", "warmup_steps": 2}
-    settings = TrainConfig(max_steps=steps, validate_every=200, **schedule)
-    batcher = TranslationBatcher(store, max_tokens=1024, seed=1)
-    train(model, batcher, settings, folder, validate=validate, console=Console())
+    settings = TrainConfig(max_steps=steps, validate_every=200, learning_rate=3e-3, schedule="cosine", warmup_steps=2)
+    train(
+        model,
+        TranslationBatcher(store, max_tokens=1024, seed=1),
+        settings,
+        folder,
+        validate=validate,
+        console=Console(),
+    )
     with jumok.watch(model.cpu().eval()) as captures, torch.no_grad():
         model.loss(valid)
     print(captures, captures[0].weights(batch=0, head=2).shape)  # the weights of head 2 in the first sentence

@@ -37,7 +37,7 @@ from jumok.batches.tokens import BOS, EOS, Seq2SeqBatch, Tokens
 from jumok.look.figures.plots import draw_heat_map, draw_scores_by_length
 from jumok.metrics.translation import Bleu, score_by_length
 from jumok.metrics.word_alignment import score_alignment
-from jumok.tasks.translate.task import TranslationOptions
+from jumok.tasks.translate.predictor import TranslationOptions
 
 torch.manual_seed(0)
 

@@ -9,8 +9,6 @@ from torch import nn
 
 from jumok.errors import InputError
 
-__all__ = ["move_to_device"]
-
 M = TypeVar("M", bound=nn.Module)
 
 

@@ -15,23 +15,6 @@ from typing import Any
 
 from jumok.errors import InputError
 
-__all__ = [
-    "add_filename_to_errors",
-    "atomic_write",
-    "atomic_write_folder",
-    "check_not_input",
-    "check_symlinks",
-    "fsync_path",
-    "get_cache_folder",
-    "open_for_writing",
-    "read_json",
-    "remove_atomically",
-    "remove_partial_files",
-    "write_json",
-    "write_text",
-]
-
-
 ABANDONED_SECONDS = 3600.0  # a temporary folder without a write for so long belongs to a dead process
 
 

@@ -10,8 +10,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-__all__ = ["ProgressMeter", "format_duration"]
-
 FIRST_REPORT_SECONDS, REPORT_INTERVAL_SECONDS = 10.0, 30.0  # where there is no terminal
 
 

@@ -26,19 +26,6 @@ import yaml
 from jumok import tasks
 from jumok.errors import InputError
 
-__all__ = [
-    "find",
-    "get_run_folder",
-    "iter_changes",
-    "list_builtin",
-    "load",
-    "parse",
-    "read",
-    "read_summary",
-    "to_dict",
-    "to_yaml",
-]
-
 YAML_SUFFIXES = (".yaml", ".yml")
 MAX_SIZE = 10_000_000  # limit for sizes of models and vocabularies
 MAX_BASE_DEPTH = 8  # a longer chain of bases is a circle

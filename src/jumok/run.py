@@ -32,8 +32,6 @@ from jumok import recipe as recipes
 from jumok.errors import InputError
 from jumok.files import atomic_write, check_symlinks
 
-__all__ = ["FORMAT_VERSION", "Run", "lock_run_folder"]
-
 FORMAT_VERSION = 2
 LOCK_FILE = ".lock"
 # Settings of ``train`` that may change when a run is resumed: when to stop, where to run, what to display.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["CONTROL_PATTERN", "SURROGATE_PATTERN", "to_single_line"]
-
 SURROGATE_PATTERN = re.compile(r"[\ud800-\udfff]")  # half of a pair, which JSON can express and UTF-8 cannot
 CONTROL_PATTERN = re.compile(
     r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"

@@ -20,7 +20,8 @@ from jumok.data.batching.length_batching import (
 from jumok.data.batching.translation import TranslationBatcher
 from jumok.data.caches.token_store import TokenStore, prepare_token_store
 from jumok.data.readers.parallel_corpus import ParallelCorpus
-from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig, TokenizerPair
+from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerPair
+from jumok.data.tokenizers.vocabulary import TokenizerConfig
 from jumok.errors import InputError
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=80)

@@ -13,7 +13,8 @@ from jumok.data.tokenizers import moses, spelling, word_tokenizer
 from jumok.data.tokenizers.segmentation import find_grapheme_boundaries
 from jumok.data.tokenizers.sentence_splitter import split_sentences
 from jumok.data.tokenizers.speech_symbols import SpeechSymbols
-from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
+from jumok.data.tokenizers.tokenizer import Tokenizer
+from jumok.data.tokenizers.vocabulary import TokenizerConfig
 from jumok.data.tokenizers.windows import find_central_window, make_windows
 from jumok.metrics import captions
 from jumok.tasks.jsonl_input import split_pair

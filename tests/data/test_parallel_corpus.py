@@ -15,12 +15,8 @@ from hypothesis import strategies as st
 
 from jumok.data.readers import formats as readers_formats
 from jumok.data.readers import header_detection, parallel_corpus, text_files
-from jumok.data.readers.parallel_corpus import (
-    ParallelCorpus,
-    SkippedExamples,
-    TranslationExample,
-    find_corpus,
-)
+from jumok.data.readers.formats import TranslationExample
+from jumok.data.readers.parallel_corpus import ParallelCorpus, SkippedExamples, find_corpus
 from jumok.errors import InputError, MissingExtra
 
 PAIRS = [("a dog", "ein Hund"), ('say "hi"', "sag „hallo“"), ("x\u0085y\u2028z", "é 한글")]

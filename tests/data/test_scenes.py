@@ -11,16 +11,8 @@ import numpy as np
 import pytest
 
 from jumok.data.builtin import scenes as module
-from jumok.data.builtin.scenes import (
-    COLORS,
-    IMAGE_SIZE,
-    KOREAN_WORDS,
-    Box,
-    ShapeScene,
-    draw_scene,
-    draw_scenes,
-)
-from jumok.data.builtin.shapes import SHAPE_DISTANCES, PortableGenerator, draw_background, paint_shape
+from jumok.data.builtin.scenes import COLORS, IMAGE_SIZE, KOREAN_WORDS, ShapeScene, draw_scene, draw_scenes
+from jumok.data.builtin.shapes import SHAPE_DISTANCES, Box, PortableGenerator, draw_background, paint_shape
 from jumok.errors import InputError
 
 MADE = list(draw_scenes(seed=11, count=97))

@@ -22,7 +22,8 @@ from jumok import files
 from jumok.data.caches import token_store as module
 from jumok.data.caches.token_store import TokenStore, prepare_token_store
 from jumok.data.readers.parallel_corpus import ParallelCorpus, SkippedExamples, find_corpus
-from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig, TokenizerPair
+from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerPair
+from jumok.data.tokenizers.vocabulary import TokenizerConfig
 from jumok.errors import InputError
 
 LETTERS = Tokenizer.train(["abcdefghij 가나다"], TokenizerConfig("characters", vocab_size=400))

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from jumok.batches.tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from jumok.data.readers.parallel_corpus import ParallelCorpus
-from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig, TokenizerPair
+from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerPair
+from jumok.data.tokenizers.vocabulary import TokenizerConfig
 from jumok.errors import InputError
 
 LINES = [

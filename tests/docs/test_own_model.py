@@ -6,7 +6,7 @@ from pathlib import Path
 from docs_parts import ROOT
 
 from jumok.data.builtin.english_korean import generate_pairs
-from jumok.tasks.translate.data import TranslationDataConfig
+from jumok.tasks.translate.config import TranslationDataConfig
 
 FILE = ROOT / "examples" / "own_model.py"
 

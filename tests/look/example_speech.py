@@ -8,7 +8,8 @@ import wave
 
 import numpy as np
 
-from jumok.look.viewer.viewer_data import StyleTokenWeights, SynthesizedSpeech, ViewerData
+from jumok.look.viewer.synthesized_speech import StyleTokenWeights, SynthesizedSpeech
+from jumok.look.viewer.viewer_data import ViewerData
 
 RATE, HOP, STEP, BANDS = 8000, 100, 2, 40
 SECONDS = HOP / RATE  # a frame: 12.5 ms

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jumok.data.readers.word_alignments import GoldAlignment
 from jumok.errors import InputError
 from jumok.metrics import word_alignment as module
 from jumok.metrics.word_alignment import (
-    GoldAlignment,
     argmax_links,
     format_links,
     mutual_argmax_links,

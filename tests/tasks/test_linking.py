@@ -11,13 +11,13 @@ import pytest
 from tasks_planted import opposite, pairs, planted
 
 from jumok import InputError
-from jumok.data.readers.parallel_corpus import InvalidExample, TranslationExample
+from jumok.data.readers.formats import InvalidExample, TranslationExample
 from jumok.look.views.alignment_selection import AlignmentView
 from jumok.run import Run
 from jumok.tasks import base as tasks_base
 from jumok.tasks.translate import corpus_alignment
+from jumok.tasks.translate.config import TranslationDataConfig
 from jumok.tasks.translate.corpus_alignment import AlignmentJob, read_pairs
-from jumok.tasks.translate.data import TranslationDataConfig
 from jumok.tasks.translate.word_alignment import AlignmentViewFilter, WordAligner
 
 

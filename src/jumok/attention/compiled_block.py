@@ -11,8 +11,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["CompiledBlock", "Projection", "compile_blocks"]
-
 
 class CompiledBlock(nn.Module):
     """A module without masks, which :func:`compile_blocks` compiles for training.

@@ -22,19 +22,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = [
-    "HALF_DTYPES",
-    "MAX_FLASH_WIDTH",
-    "GPUProperties",
-    "get_gpu_properties",
-    "get_max_shared_memory",
-    "has_triton",
-    "packed_unsupported_reason",
-    "supports_bfloat16",
-    "supports_compile",
-    "triton_unsupported_reason",
-]  # fmt: skip
-
 TURING, AMPERE, VOLTA = (7, 5), (8, 0), (7, 0)
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 MAX_FLASH_WIDTH = 256  # the largest head width of FlashAttention

@@ -20,8 +20,6 @@ from jumok.attention.scores import Score
 from jumok.attention.split_qkv import split_qkv
 from jumok.errors import InputError
 
-__all__ = ["MultiHead"]
-
 
 class MultiHead(nn.Module):
     """Multi-head attention. Each head attends on its own projection of queries, keys and values.

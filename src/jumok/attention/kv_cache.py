@@ -28,8 +28,6 @@ from jumok.attention.mask_types import PaddingMask, move_to_device
 from jumok.attention.masks import Mask
 from jumok.errors import InputError
 
-__all__ = ["KVCache"]
-
 PerRowInts = Sequence[int] | Tensor  # one for each row
 
 

@@ -31,8 +31,6 @@ from jumok.attention.paths.sdpa import build_allowed_rows, get_causal_kwargs, ru
 from jumok.attention.prepared_keys import KeyLike, PreparedKeys
 from jumok.attention.scores import Additive, Concat, Dot, General, ScaledDot, Score
 
-__all__ = ["AttentionPlan", "build_plan", "find_plan", "make_plan_key", "store_plan"]
-
 # Called with query, key, value, score and mask. It returns None if the full path must serve the call.
 AttentionPlan = Callable[[Tensor, Any, Tensor, Score | None, Mask | None], Tensor | None]
 

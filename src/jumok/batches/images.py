@@ -18,8 +18,6 @@ from torch import Tensor
 
 from jumok.batches.tokens import BOS, EOS, IGNORE, Seq2SeqBatch, Tokens
 
-__all__ = ["CaptionBatch", "ImageFeatureTable", "features_as_tokens"]
-
 
 class ImageFeatureTable:
     """Features ``(N, P, F)`` of all images of a data set, selected by index.

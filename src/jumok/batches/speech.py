@@ -20,8 +20,6 @@ from torch import Tensor
 
 from jumok.batches.tokens import Tokens
 
-__all__ = ["SpeechBatch", "frames_as_tokens"]
-
 
 @dataclass(frozen=True, eq=False)
 class SpeechBatch:

@@ -33,17 +33,6 @@ from torch import Tensor
 
 from jumok.batches.tokens import IGNORE, PAD, Tokens
 
-__all__ = [
-    "AnswerBatch",
-    "ClassificationBatch",
-    "DocumentBatch",
-    "PretrainingBatch",
-    "TaggingBatch",
-    "TextBatch",
-    "TextPairBatch",
-    "label_mask",
-]
-
 TokenRows = Sequence[Sequence[int]]  # one number per token, one row per text
 T = TypeVar("T")
 

@@ -27,20 +27,6 @@ from torch import Tensor
 from jumok.attention import masks
 from jumok.attention.masks import Mask
 
-__all__ = [
-    "BOS",
-    "EOS",
-    "IGNORE",
-    "PAD",
-    "SPECIAL_TOKENS",
-    "UNK",
-    "LayerAttention",
-    "Loss",
-    "Seq2SeqBatch",
-    "Tokens",
-    "round_up_size",
-]
-
 # Every vocabulary of jumok begins with these.
 SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
 PAD, UNK, BOS, EOS = range(len(SPECIAL_TOKENS))

@@ -16,8 +16,6 @@ from jumok.cli.options import GroupedCommand
 from jumok.cli.terminal import exit_with_error, show_warnings
 from jumok.errors import JumokError
 
-__all__ = ["app", "main"]
-
 # The OpenMP threads of torch wait for each other by spinning. With the default count, one other busy process
 # makes training tens of times slower. OpenMP reads this variable when a command imports torch.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")

@@ -11,8 +11,6 @@ from jumok.cli.options import CTRANSLATE2, RunArgument
 from jumok.cli.terminal import build_console
 from jumok.files import check_not_input
 
-__all__ = ["convert", "export"]
-
 
 def export(
     run: RunArgument,

@@ -18,8 +18,6 @@ from jumok.cli.options import (
 from jumok.cli.terminal import build_console
 from jumok.errors import InputError
 
-__all__ = ["compare", "evaluate"]
-
 
 def evaluate(
     run: RunArgument,

@@ -22,8 +22,6 @@ from jumok.cli.options import (
     StyleWeightsOption,
 )
 
-__all__ = ["align", "predict"]
-
 
 def predict(
     run: RunArgument,

@@ -9,30 +9,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 import typer
 from typer.core import TyperCommand
 
-__all__ = [
-    "ALIGNMENT",
-    "BATCHING",
-    "CLASSIFICATION",
-    "COMPUTATION",
-    "CTRANSLATE2",
-    "DATA",
-    "INPUT_OUTPUT",
-    "LIMITS",
-    "NETWORK",
-    "SCORING",
-    "SPEECH",
-    "TEXT_GENERATION",
-    "VIEW",
-    "BeamSizeOption",
-    "DeviceOption",
-    "GroupedCommand",
-    "OnErrorOption",
-    "RunArgument",
-    "SplitOption",
-    "StyleAudioOption",
-    "StyleWeightsOption",
-]
-
 # Groups of options in --help.
 INPUT_OUTPUT = "Input and output"
 DATA = "Data"

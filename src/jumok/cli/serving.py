@@ -10,8 +10,6 @@ import typer
 from jumok.cli.options import BATCHING, COMPUTATION, LIMITS, NETWORK, DeviceOption
 from jumok.errors import MissingExtra
 
-__all__ = ["serve"]
-
 AUTH_TOKEN_VARIABLE = "JUMOK_AUTH_TOKEN"
 
 

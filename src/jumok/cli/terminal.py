@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["build_console", "exit_with_error", "show_warnings"]
-
 PACKAGE_FOLDER = Path(__file__).parents[1]
 
 

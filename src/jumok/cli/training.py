@@ -16,8 +16,6 @@ from jumok.cli.options import INPUT_OUTPUT
 from jumok.cli.terminal import build_console, exit_with_error
 from jumok.errors import InputError
 
-__all__ = ["get_dataset", "recipes", "train"]
-
 
 def train(
     recipe: Annotated[

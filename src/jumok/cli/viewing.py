@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from jumok.look.viewer.viewer_data import ViewerData
 
-__all__ = ["look"]
-
 
 def look(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Run folder or Hugging Face folder.")],

@@ -34,19 +34,6 @@ from jumok.data.readers.text_files import import_optional
 from jumok.errors import InputError
 from jumok.files import atomic_write
 
-__all__ = [
-    "AUDIO_LIMITS",
-    "AudioConfig",
-    "AudioLimits",
-    "AudioProcessor",
-    "Spectrogram",
-    "Waveform",
-    "decode_audio",
-    "file_too_large",
-    "normalize_loudness",
-    "save_audio",
-]
-
 Waveform = NDArray[np.float32]  # (samples,)
 Spectrogram = NDArray[np.float32]  # (frames, bands)
 # The first bytes of common audio files that libsndfile reads.

@@ -26,8 +26,6 @@ from jumok.data.readers.text_files import data_folder, open_decompressed
 from jumok.errors import InputError, JumokError
 from jumok.files import atomic_write
 
-__all__ = ["DATASETS", "RemoteDataset", "RemoteFile", "download_dataset"]
-
 CHUNK_BYTES = 1 << 16
 TIMEOUT_SECONDS = 30.0  # a connection without data for so long is closed
 DownloadProgress = Callable[[int, int | None], None]  # received bytes, and total bytes if known

@@ -24,15 +24,6 @@ from jumok.data.counter_rng import CounterRng
 from jumok.data.images import Pixels
 from jumok.data.readers.text_files import import_optional
 
-__all__ = [
-    "CachedFeatureInputs",
-    "DeviceFeatureInputs",
-    "ImageAugmentation",
-    "ImageInputs",
-    "PixelInputs",
-    "build_square_resize",
-]
-
 IndexArray = NDArray[np.int64]
 MIN_ASPECT = 3 / 4  # limit of the aspect ratio of a crop relative to the image
 STREAM_AREA, STREAM_ASPECT, STREAM_X, STREAM_Y, STREAM_FLIP = range(5)  # streams of random numbers

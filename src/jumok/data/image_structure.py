@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["MAX_SCANS", "check_structure"]
-
 MAX_SCANS = 100  # a usual progressive JPEG has 6 to 20
 MAX_SEGMENTS = 1000  # of a JPEG, besides scans; the bytes between them count as one each
 MAX_CHUNKS = 256  # of a PNG, besides image data

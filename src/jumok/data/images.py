@@ -25,17 +25,6 @@ from jumok.data.readers.formats import InvalidExample
 from jumok.data.readers.text_files import import_optional
 from jumok.errors import InputError
 
-__all__ = [
-    "IMAGE_LIMITS",
-    "ImageArchive",
-    "ImageFile",
-    "ImageFolder",
-    "ImageLimits",
-    "Pixels",
-    "check_image",
-    "decode_image",
-]
-
 Pixels = NDArray[np.uint8]  # (height, width, 3)
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP")
 MAGIC_BYTES = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF")  # first bytes of their files

@@ -20,8 +20,6 @@ import pydantic
 from jumok.errors import InputError
 from jumok.files import atomic_write, read_json, write_json
 
-__all__ = ["SPLIT_NAMES", "HashedHoldOut", "read_examples", "split_held_out", "write_examples"]
-
 SPLIT_NAMES = ("train", "valid", "test")
 MAX_HELD_OUT_SHARE = 0.2  # of the examples, for each of validation and test
 MAX_HASHED_FRACTION = 0.1  # of a stream of examples, for each of validation and test

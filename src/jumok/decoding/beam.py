@@ -41,8 +41,6 @@ from jumok.decoding.protocol import Hypothesis, IncrementalDecoder, S
 from jumok.decoding.topk import stable_topk
 from jumok.errors import InputError
 
-__all__ = ["CoverageScorer", "beam_search", "coverage_penalty"]
-
 # Returns the terms to add to the scores of finished hypotheses, given their sentences (indices in the batch)
 # and ids.
 CoverageScorer = Callable[[Sequence[int], Sequence[tuple[int, ...]]], Tensor]

@@ -13,8 +13,6 @@ from torch import Tensor
 from jumok.decoding import constraints
 from jumok.decoding.protocol import Hypothesis
 
-__all__ = ["BeamState", "BeamStep"]
-
 Number = TypeVar("Number", np.int64, np.float64)
 
 

@@ -28,18 +28,6 @@ from jumok.batches.tokens import BOS, EOS, PAD, Tokens
 from jumok.decoding.protocol import Hypothesis
 from jumok.errors import InputError
 
-__all__ = [
-    "EMPTY_HYPOTHESIS",
-    "LengthLimit",
-    "SearchInputs",
-    "build_invalid_scores_error",
-    "compute_log_probs",
-    "default_max_length",
-    "get_sync_interval",
-    "move_to_device",
-    "select_nonempty",
-]
-
 LengthLimit = int | Callable[[int], int]
 
 EMPTY_HYPOTHESIS = Hypothesis(ids=(), score=0.0, logprob=0.0, finished=True)

@@ -14,8 +14,6 @@ from jumok.decoding import constraints
 from jumok.decoding.constraints import EMPTY_HYPOTHESIS, LengthLimit, default_max_length
 from jumok.decoding.protocol import Hypothesis, IncrementalDecoder, S
 
-__all__ = ["TokenChooser", "decode_single_path", "greedy_search"]
-
 # Chooses the next tokens (N,) by log-probabilities (N, V), for the sentences with these indices (N,).
 TokenChooser = Callable[[Tensor, Tensor], Tensor]
 

@@ -34,8 +34,6 @@ from torch import Tensor
 
 from jumok.batches.tokens import Tokens
 
-__all__ = ["DecoderState", "Hypothesis", "IncrementalDecoder"]
-
 
 class DecoderState(Protocol):
     """State of a decoder between steps, with one row per path. It is immutable."""

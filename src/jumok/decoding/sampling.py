@@ -14,8 +14,6 @@ from jumok.decoding.protocol import Hypothesis, IncrementalDecoder, S
 from jumok.decoding.topk import stable_topk
 from jumok.errors import InputError
 
-__all__ = ["sample"]
-
 
 def sample(
     model: IncrementalDecoder[S],

@@ -24,8 +24,6 @@ from jumok.batches.tokens import EOS, Tokens
 from jumok.decoding import constraints
 from jumok.decoding.protocol import IncrementalDecoder, S
 
-__all__ = ["StreamListener", "StreamingDecoder"]
-
 
 class StreamListener(Protocol):
     """Receives the tokens of a search. The caller of the search numbers the sentences."""

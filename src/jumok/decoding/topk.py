@@ -11,8 +11,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["stable_topk"]
-
 MAX_SORTED_WORDS = 256  # up to this number of words, sorting the whole row is fastest
 # Relative difference that separates equal values in float64 and keeps the order of different float32 values,
 # for up to 2²⁵ words.

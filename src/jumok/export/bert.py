@@ -37,8 +37,6 @@ from jumok.models.bert import (
 )
 from jumok.training.weights import get_weights, read_safetensors, write_safetensors
 
-__all__ = ["LoadedBert", "export_bert", "load_bert"]
-
 # Names of Hugging Face: of the modules of the model, of the modules of each layer, and of the heads.
 MODEL_NAMES = {
     "word_embedding": "embeddings.word_embeddings",

@@ -31,16 +31,6 @@ from jumok.export.export_folder import check_replaceable, create_export_folder
 from jumok.models.transformer import FeedForward, Transformer, TransformerInputLayer
 from jumok.run import Run
 
-__all__ = [
-    "MAX_POSITIONS",
-    "QUANTIZATIONS",
-    "TranslationAgreement",
-    "check_supported",
-    "export_ctranslate2",
-    "import_ctranslate2",
-    "write_model",
-]
-
 MAX_POSITIONS = 4096  # maximum number of tokens of a sentence
 FLOAT_TYPES = ("float32", "float16", "bfloat16")
 QUANTIZATIONS = (*FLOAT_TYPES, "int16", "int8", *(f"int8_{name}" for name in FLOAT_TYPES))

@@ -12,8 +12,6 @@ from typing import Any
 
 from jumok.errors import InputError
 
-__all__ = ["check_replaceable", "create_export_folder", "write_json"]
-
 MARKER_FILE = "jumok.json"  # marks an export, which may be overwritten
 FORMAT_VERSION = 2
 

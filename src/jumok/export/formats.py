@@ -8,8 +8,6 @@ from pathlib import Path
 from jumok.errors import InputError, MissingExtra
 from jumok.run import Run
 
-__all__ = ["FORMAT_NAMES", "export_run"]
-
 FORMAT_NAMES = ("hf", "ctranslate2", "onnx")
 
 

@@ -29,8 +29,6 @@ from jumok.export.export_folder import check_replaceable, create_export_folder, 
 from jumok.models.transformer import FeedForward, ResidualNorm, Transformer
 from jumok.training.weights import write_safetensors
 
-__all__ = ["export_marian"]
-
 
 def export_marian(
     model: nn.Module,

@@ -18,8 +18,6 @@ from jumok.export.export_folder import check_replaceable, create_export_folder
 from jumok.files import check_symlinks
 from jumok.training.weights import write_safetensors
 
-__all__ = ["convert_to_safetensors"]
-
 COPIED_PATTERNS = ("*.json", "*.txt", "*.model")  # config and tokenizer, but no code
 
 

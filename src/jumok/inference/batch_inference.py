@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from jumok.tasks.base import PredictionWriter, Task
     from jumok.tasks.options import PredictOptions
 
-__all__ = ["ENGINES", "InferenceJob", "InferenceWorker", "LineResult", "run_inference"]
-
 ENGINES = (*engines.ENGINE_NAMES, "ray")
 JSONL_SUFFIX = ".jsonl"
 

@@ -30,8 +30,6 @@ from jumok.tasks import base
 from jumok.tasks.translate.data import TranslationData
 from jumok.tasks.translate.predictor import StreamingBatch, TranslationOptions, TranslationPredictor
 
-__all__ = ["CTranslate2TranslationPredictor", "load"]
-
 NO_PENALTY = 1e-9  # with 0, CTranslate2 stops as soon as the best hypothesis is certain
 
 

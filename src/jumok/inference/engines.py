@@ -29,17 +29,6 @@ from jumok.run import Run
 if TYPE_CHECKING:
     from jumok.tasks.base import Predictor
 
-__all__ = [
-    "ENGINE_NAMES",
-    "RunChangedError",
-    "check_engine",
-    "compute_run_digest",
-    "get_engine_cache_folder",
-    "get_engine_files",
-    "load_predictor",
-    "load_torch_predictor",
-]
-
 ENGINE_NAMES = ("torch", "ctranslate2", "onnx")
 
 

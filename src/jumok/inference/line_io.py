@@ -17,16 +17,6 @@ from jumok.data.readers.text_files import MAX_LINE_BYTES, open_decompressed
 from jumok.errors import InputError
 from jumok.files import add_filename_to_errors, atomic_write, open_for_writing
 
-__all__ = [
-    "decode_lines",
-    "is_file",
-    "iterate_chunks",
-    "open_output",
-    "predict_isolating_errors",
-    "read_chunks",
-    "read_text",
-]
-
 LINES_PER_CHUNK = 1024  # lines that are predicted together, so that lines of similar length share a batch
 T = TypeVar("T")
 TEXT_SUFFIXES = (

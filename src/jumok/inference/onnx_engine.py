@@ -30,8 +30,6 @@ from jumok.tasks.base import Predictor, load_predictor
 from jumok.tasks.translate.data import TranslationData
 from jumok.tasks.translate.predictor import TranslationPredictor
 
-__all__ = ["load"]
-
 CPU = torch.device("cpu")
 
 

@@ -29,8 +29,6 @@ from jumok.inference import line_io
 from jumok.inference.batch_inference import InferenceJob, InferenceWorker, LineResult
 from jumok.run import Run
 
-__all__ = ["RayCluster", "start_cluster"]
-
 MAX_RAY_TASKS = 100_000  # in a longer file, each task has several chunks
 
 

@@ -32,8 +32,6 @@ from jumok.files import (
     remove_atomically,
 )
 
-__all__ = ["ResumableOutput", "StreamOutput", "open_resumable_output"]
-
 FORMAT_VERSION = 2
 PART_SUFFIX = ".part"
 SAVE_INTERVAL_SECONDS = 1.0

@@ -34,16 +34,6 @@ from torch import Tensor
 
 from jumok.errors import InputError
 
-__all__ = [
-    "AlignmentHealth",
-    "average_alignment_health",
-    "diagnose_attention",
-    "diagnose_style",
-    "measure_alignment_health",
-    "measure_style_effect",
-    "measure_style_health",
-]
-
 DIAGONAL_WIDTH = 0.2  # distance from the diagonal, as a fraction of the text, that counts as near
 MIN_SYMBOL_WEIGHT = 0.1  # a symbol with less weight, summed over all steps, is skipped
 MAX_BACKWARD_STEP = 1  # moving back by this many symbols is no repetition

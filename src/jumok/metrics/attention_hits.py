@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from jumok.errors import InputError
 
-__all__ = ["attention_hit_rates"]
-
 # The attention weights of all words (n,), the indices of the decisive words, and the start of each sentence,
 # followed by the end of the last.
 DocumentAttention = tuple[NDArray[np.float32], Sequence[int], Sequence[int]]

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from jumok.errors import InputError
 
-__all__ = ["BootstrapResult", "FigureFunction", "bootstrap_models"]
-
 FigureFunction = Callable[[NDArray[np.int64]], float]  # metric of the examples with these indices, maybe repeated
 
 

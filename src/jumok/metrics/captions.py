@@ -30,8 +30,6 @@ from numpy.typing import NDArray
 
 from jumok.errors import InputError
 
-__all__ = ["CaptionBleu", "CaptionScores", "bleu", "cider_d", "rouge_l", "score_captions", "tokenize_caption"]
-
 MAX_NGRAM = 4  # words
 BETA = 1.2  # weight of recall in ROUGE-L
 SIGMA = 6.0  # of the length penalty of CIDEr-D

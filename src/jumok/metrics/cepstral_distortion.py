@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from jumok.data.readers.text_files import import_optional
 from jumok.errors import InputError
 
-__all__ = ["CepstralDistortion", "mel_cepstra", "mel_cepstral_distortion"]
-
 FloatArray = NDArray[np.float64]
 NUM_COEFFICIENTS = 13
 

@@ -18,15 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from jumok.errors import InputError
 
-__all__ = [
-    "CalibrationBin",
-    "ClassificationScore",
-    "PerClassScore",
-    "calibration_error",
-    "compute_calibration",
-    "score_classification",
-]
-
 NUM_BINS = 15  # bins of confidence, as in Guo et al. 2017, "On Calibration of Modern Neural Networks"
 
 

@@ -15,8 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from jumok.errors import InputError
 
-__all__ = ["average_ranks", "pearson", "spearman"]
-
 
 def pearson(first: ArrayLike, second: ArrayLike) -> float:
     """Pearson's coefficient, from -1 to 1; NaN if all numbers on one side are equal.

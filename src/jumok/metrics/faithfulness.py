@@ -35,14 +35,6 @@ from numpy.typing import ArrayLike, NDArray
 from jumok.errors import InputError
 from jumok.metrics.bootstrap import bootstrap_models
 
-__all__ = [
-    "AttendedContrast",
-    "Faithfulness",
-    "FaithfulnessAtShare",
-    "PredictionDrop",
-    "measure_faithfulness",
-]
-
 TextSentences = Sequence[Sequence[str]]  # a text: sentences of words
 PredictProbabilities = Callable[[Sequence[TextSentences]], NDArray[np.float64]]  # (N, C) of N texts
 

@@ -17,8 +17,6 @@ from torch import Tensor
 
 from jumok.errors import InputError
 
-__all__ = ["Box", "PointingScore", "score_pointing"]
-
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom are exclusive
 AttentionMaps: TypeAlias = Tensor | NDArray[Any]
 

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from jumok.errors import InputError
 
-__all__ = ["Prosody", "measure_prosody", "track_pitch"]
-
 FloatArray = NDArray[np.float64]
 MIN_PITCH, MAX_PITCH = 60.0, 500.0  # Hz, the range of voices
 PERIODS_PER_FRAME = 3  # length of a frame, in periods of the lowest pitch

@@ -30,15 +30,6 @@ from typing import Literal
 
 from jumok.errors import InputError
 
-__all__ = [
-    "AnswerConvention",
-    "AnswerScore",
-    "answer_f1",
-    "is_exact_match",
-    "score_answers",
-    "select_gold_answers",
-]
-
 AnswerConvention = Literal["squad", "korquad", "jaquad"]
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")

@@ -23,17 +23,6 @@ from torch import Tensor
 from jumok.data.readers.word_alignments import AlignmentLinks
 from jumok.metrics.word_alignment import argmax_links, mutual_argmax_links, swap_links
 
-__all__ = [
-    "LINK_HEURISTICS",
-    "SYMMETRIZATIONS",
-    "Symmetrization",
-    "grow_diag",
-    "grow_diag_final_and",
-    "intersection",
-    "product_links",
-    "union",
-]
-
 # Derives links from two maps: (target words, source words) and (source words, target words).
 Symmetrization = Callable[[Tensor, Tensor], AlignmentLinks]
 

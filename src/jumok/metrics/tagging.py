@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from jumok.data.readers.tagging import convert_to_iob2, extract_entities
 from jumok.errors import InputError
 
-__all__ = ["EntityScore", "TaggingScore", "score_tags"]
-
 
 @dataclass(frozen=True)
 class EntityScore:

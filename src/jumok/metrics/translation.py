@@ -23,19 +23,6 @@ from numpy.typing import NDArray
 from jumok.errors import InputError, MissingExtra
 from jumok.metrics.bootstrap import FigureFunction
 
-__all__ = [
-    "DEFAULT_BLEU",
-    "Bleu",
-    "BleuTokenization",
-    "Chrf",
-    "LengthBin",
-    "TranslationMetric",
-    "TranslationScore",
-    "choose_bleu_tokenization",
-    "perplexity",
-    "score_by_length",
-]
-
 # How BLEU splits a text into words. "none": the text is tokenized already, for example by Moses.
 BleuTokenization = Literal["13a", "none", "char", "intl", "zh", "ja-mecab", "ko-mecab"]
 

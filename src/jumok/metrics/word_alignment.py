@@ -14,18 +14,6 @@ from torch import Tensor
 from jumok.data.readers.word_alignments import AlignmentLinks, GoldAlignment
 from jumok.errors import InputError
 
-__all__ = [
-    "AlignmentLinks",
-    "AlignmentScore",
-    "argmax_links",
-    "format_links",
-    "mutual_argmax_links",
-    "pool_to_words",
-    "score_alignment",
-    "swap_links",
-    "threshold_links",
-]
-
 
 def pool_to_words(
     weights: Tensor, target_word_ids: Sequence[int | None], source_word_ids: Sequence[int | None]

@@ -56,19 +56,6 @@ from jumok.models.transformer import (
     get_positions,
 )
 
-__all__ = [
-    "Bert",
-    "BertClassificationOutput",
-    "BertClassifier",
-    "BertConfig",
-    "BertOutput",
-    "BertPretrainingModel",
-    "BertPretrainingOutput",
-    "BertSpanExtractor",
-    "BertSpanOutput",
-    "BertTagger",
-]
-
 INIT_STD = 0.02  # standard deviation of initial weights
 
 

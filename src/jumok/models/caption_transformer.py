@@ -23,8 +23,6 @@ from jumok.batches.images import CaptionBatch, features_as_tokens
 from jumok.batches.tokens import LayerAttention, Loss, Tokens
 from jumok.models.transformer import Transformer, TransformerConfig, TransformerState
 
-__all__ = ["CaptionTransformer"]
-
 
 class CaptionTransformer(nn.Module):
     """Generates captions from image features, with the interface of a ``Captioner``.

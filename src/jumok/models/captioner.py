@@ -60,8 +60,6 @@ from jumok.models.layers.precision import upcast
 from jumok.models.layers.recurrent import HiddenState, RecurrentStepper, build_rnn
 from jumok.models.layers.source_sharing import reorder_sources
 
-__all__ = ["Captioner", "CaptionerConfig", "CaptionerState", "ImageCaptioner"]
-
 WeightSelector = Callable[[Tensor], Tensor]  # maps attention weights (N, Q, P) to those of the context
 
 

@@ -38,8 +38,6 @@ from jumok.models.layers.module_list import build_module_list
 from jumok.models.layers.output_loss import linear_cross_entropy, select_labelled
 from jumok.models.layers.source_sharing import reorder_sources
 
-__all__ = ["ConvolutionalConfig", "ConvolutionalSeq2Seq", "ConvolutionalState"]
-
 SQRT_HALF = math.sqrt(0.5)
 EMBEDDING_STD = 0.1
 DOT_SCORE = Dot()

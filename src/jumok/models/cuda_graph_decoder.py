@@ -37,8 +37,6 @@ from jumok.batches.tokens import Tokens, round_up_size
 from jumok.models.layers.source_sharing import reorder_sources
 from jumok.models.transformer import Transformer
 
-__all__ = ["CudaGraphDecoder", "CudaGraphSize", "CudaGraphState"]
-
 # The smallest sizes. On a GPU smaller ones would not be faster, and each size has its own graph.
 MIN_SOURCES, MIN_SOURCE_LENGTH, MIN_TARGET_LENGTH = 8, 32, 32
 

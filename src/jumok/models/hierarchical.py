@@ -41,8 +41,6 @@ from jumok.models.layers.ragged_layout import RaggedLayout
 from jumok.models.layers.recurrent import build_rnn, run_packed_rnn, run_rnn_on_tokens
 from jumok.models.layers.word_embedding import BigramEmbedding, drop_words
 
-__all__ = ["HierarchicalAttentionNetwork", "HierarchicalConfig", "HierarchicalLevel"]
-
 EmbeddingFunction = Callable[[Tensor], Tensor]  # ids (…) to vectors (…, width)
 
 

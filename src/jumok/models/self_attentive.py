@@ -47,8 +47,6 @@ from jumok.models.layers.precision import upcast
 from jumok.models.layers.recurrent import build_rnn, run_rnn_on_tokens
 from jumok.models.layers.word_embedding import BigramEmbedding, drop_words
 
-__all__ = ["SelfAttentiveClassifier", "SelfAttentiveConfig"]
-
 
 @dataclass(frozen=True)
 class SelfAttentiveConfig:

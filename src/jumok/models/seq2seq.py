@@ -70,16 +70,6 @@ from jumok.models.layers.recurrent import (
 )
 from jumok.models.layers.source_sharing import reorder_sources
 
-__all__ = [
-    "AttentionScope",
-    "DecoderAttention",
-    "ScoreName",
-    "Seq2Seq",
-    "Seq2SeqConfig",
-    "Seq2SeqMemory",
-    "Seq2SeqState",
-]
-
 AttentionScope = Literal["global", "local-m", "local-p"]
 ScoreName = Literal["dot", "scaled-dot", "general", "additive", "concat"]
 

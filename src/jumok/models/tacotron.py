@@ -61,15 +61,6 @@ from jumok.models.tacotron_decoder import (
     TacotronMemory,
 )
 
-__all__ = [
-    "LinearPostnet",
-    "MelPostnet",
-    "Tacotron",
-    "TacotronConfig",
-    "TacotronOutput",
-    "guided_attention_loss",
-]
-
 ALIGNMENT_EPS = 1e-4  # added to weights, which bounds the alignment loss
 STOP_CHECK_INTERVAL = 8  # steps between checks on a GPU whether all utterances have ended, which wait for it
 POSTNET_KERNEL_SIZE = 5

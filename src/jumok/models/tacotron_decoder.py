@@ -50,17 +50,6 @@ from jumok.models.layers.module_list import build_module_list
 from jumok.models.layers.precision import upcast
 from jumok.models.layers.recurrent import HiddenState, RecurrentModule, RecurrentStepper, build_rnn, run_rnn
 
-__all__ = [
-    "PreNet",
-    "TacotronAlignment",
-    "TacotronAttention",
-    "TacotronDecoder",
-    "TacotronDecoderOutput",
-    "TacotronDecoderState",
-    "TacotronMemory",
-    "forward_attention",
-]
-
 LOCATION_CHANNELS = 2  # inputs of location-sensitive attention: the last weights, and the sum of all
 MAX_GRADIENT = 1e4  # bound of the gradients of forward attention
 MIN_TOTAL = 1e-20  # minimum of the normalizer in the gradients of forward attention

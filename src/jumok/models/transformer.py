@@ -43,17 +43,6 @@ from jumok.models.layers.output_loss import linear_cross_entropy, select_labelle
 from jumok.models.layers.precision import to_autocast_dtype
 from jumok.models.layers.source_sharing import reorder_sources
 
-__all__ = [
-    "ACTIVATIONS",
-    "FeedForward",
-    "ResidualNorm",
-    "Transformer",
-    "TransformerConfig",
-    "TransformerEncoderLayer",
-    "TransformerState",
-    "get_positions",
-]
-
 
 @dataclass(frozen=True)
 class TransformerConfig:

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from jumok.serve.batcher import Batcher
 from jumok.serve.errors import OverloadedError, ServerClosingError
 
-__all__ = ["OTHER_PATHS_LABEL", "AdmissionControl", "TaskRoute"]
-
 OTHER_PATHS_LABEL = "other"  # label of all unknown paths in the metrics
 
 

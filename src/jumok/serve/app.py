@@ -56,8 +56,6 @@ from jumok.serve.responses import (
 from jumok.serve.served_model import ServedModel, SizeEstimator
 from jumok.tasks.api import RequestTooLarge, TaskService, format_request_error
 
-__all__ = ["SHUTDOWN_MARGIN_SECONDS", "build_app"]
-
 BINARY_SCHEMA = {"type": "string", "format": "binary"}
 SHUTDOWN_MARGIN_SECONDS = 0.3  # of shutdown_timeout, to reject requests and to stop the threads
 

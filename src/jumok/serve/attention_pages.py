@@ -16,8 +16,6 @@ from jumok.look.viewer import page
 from jumok.look.viewer.viewer_data import ViewerData
 from jumok.serve.responses import build_error_response
 
-__all__ = ["AttentionPages"]
-
 TILE_CACHE_BYTES = 8 << 20  # per page
 
 

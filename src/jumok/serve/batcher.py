@@ -29,8 +29,6 @@ from typing import Any, TypeAlias
 
 from jumok.serve.errors import OverloadedError, RequestTimeoutError, ServerClosingError
 
-__all__ = ["BatchFunction", "BatchJob", "Batcher"]
-
 MAX_RETRY_SECONDS = 60  # maximum of Retry-After
 EMA_WEIGHT = 0.2  # weight of the latest batch in the measured speed, and of the latest request in the mean size
 TIME_SLICE_SECONDS = 0.25  # time that a long batch computes before shorter requests may interrupt it

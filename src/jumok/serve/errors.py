@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "SHUTDOWN_MESSAGE",
-    "ClientDisconnectedError",
-    "OverloadedError",
-    "RequestTimeoutError",
-    "ServerClosingError",
-]
-
 SHUTDOWN_MESSAGE = "the server is shutting down"
 
 

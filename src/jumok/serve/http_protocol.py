@@ -17,8 +17,6 @@ from jumok.serve.admission import AdmissionControl
 from jumok.serve.errors import OverloadedError, ServerClosingError
 from jumok.serve.responses import JSON_MEDIA_TYPE, SECURITY_HEADERS
 
-__all__ = ["LimitedHttpProtocol"]
-
 CONTENT_LENGTH_PATTERN = re.compile(rb"\ncontent-length:([^\r]*)", re.IGNORECASE)
 # Headers that change how a request is parsed, and line endings that parsers treat differently.
 UNUSUAL_HEADER_PATTERN = re.compile(

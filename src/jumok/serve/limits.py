@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from jumok.tasks.api import RequestLimits
 
-__all__ = ["ServerLimits"]
-
 
 @dataclass(frozen=True)
 class ServerLimits:

@@ -25,8 +25,6 @@ from jumok.serve.errors import OverloadedError, ServerClosingError
 from jumok.serve.limits import ServerLimits
 from jumok.serve.responses import build_error_response, build_overload_response
 
-__all__ = ["RequestGuard"]
-
 PROBE_PATHS = ("/health", "/ready")  # for monitoring; always answered
 ATTENTION_PAGE_PREFIX = "/look/"
 MAX_OTHER_BODY_BYTES = 1 << 16  # of a request to a path that belongs to no task

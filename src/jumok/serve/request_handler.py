@@ -18,8 +18,6 @@ from jumok.serve.limits import ServerLimits
 from jumok.serve.served_model import ServedModel, SizeEstimator
 from jumok.tasks.api import TaskRequest, TaskResponse, TaskService, format_request_error
 
-__all__ = ["INTERNAL_ERROR_MESSAGE", "RequestHandler"]
-
 logger = logging.getLogger("jumok.serve")
 INTERNAL_ERROR_MESSAGE = "internal error; see the server log"
 

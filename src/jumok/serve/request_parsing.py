@@ -20,8 +20,6 @@ from jumok.serve.errors import ClientDisconnectedError
 from jumok.serve.responses import JSON_MEDIA_TYPE
 from jumok.tasks.api import RequestLimits, RequestTooLarge, TaskRequest
 
-__all__ = ["parse_request", "read_request"]
-
 MAX_ERRORS_SHOWN = 5  # per request
 MAX_INLINE_PARSE_BYTES = 1 << 14  # larger bodies are not parsed on the event loop
 

@@ -11,14 +11,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jumok.serve.errors import SHUTDOWN_MESSAGE, OverloadedError, RequestTimeoutError, ServerClosingError
 
-__all__ = [
-    "JSON_MEDIA_TYPE",
-    "SECURITY_HEADERS",
-    "ResponseMiddleware",
-    "build_error_response",
-    "build_overload_response",
-]
-
 JSON_MEDIA_TYPE = "application/json"
 SECURITY_HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 SHUTDOWN_HEADERS = {"Retry-After": "1", "Connection": "close"}

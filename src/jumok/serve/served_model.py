@@ -15,8 +15,6 @@ from jumok.serve.limits import ServerLimits
 from jumok.serve.metrics import ServerMetrics
 from jumok.tasks.api import RequestTooLarge, TaskRequest, TaskResponse, TaskService
 
-__all__ = ["ServedModel", "SizeEstimator"]
-
 MAX_WAITING_REQUESTS = 64  # large requests that wait to be tokenized
 MAX_INLINE_TOKENIZATION_BYTES = 2048  # larger bodies are not tokenized on the event loop
 

@@ -25,8 +25,6 @@ from jumok.serve.limits import ServerLimits
 from jumok.tasks import get_service_type
 from jumok.tasks.api import RequestLimits, TaskService
 
-__all__ = ["build_uvicorn_config", "load_services", "serve"]
-
 BACKLOG = 512  # connections that wait to be accepted
 NUM_RESERVED_FILES = 128  # open files other than connections
 SWITCH_INTERVAL_SECONDS = 0.0005

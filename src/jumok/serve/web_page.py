@@ -19,8 +19,6 @@ from starlette.responses import Response
 
 from jumok.look.viewer import assets
 
-__all__ = ["PAGE_PATHS", "add_page_routes"]
-
 PAGE_PATHS = ("/", "/page.js", "/page.css")
 # The modules are joined in this order, so each imports only modules before it.
 SCRIPT_MODULES = (

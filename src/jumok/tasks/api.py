@@ -35,20 +35,6 @@ from jumok.text_checks import CONTROL_PATTERN, SURROGATE_PATTERN
 if TYPE_CHECKING:
     from jumok.look.viewer.viewer_data import ViewerData
 
-__all__ = [
-    "Base64File",
-    "BeamSearchRequest",
-    "RequestLimits",
-    "RequestText",
-    "RequestTooLarge",
-    "ResponseListener",
-    "TaskRequest",
-    "TaskResponse",
-    "TaskService",
-    "TextPairRequest",
-    "format_request_error",
-]
-
 MAX_REQUEST_TEXTS = 2  # maximum number of texts in a request: a pair, or a question and its context
 MAX_ESCAPED_BYTES = 12  # bytes of a character that JSON writes as two escapes
 MAX_OTHER_ITEMS = 1024  # items of a request besides its texts

@@ -55,25 +55,6 @@ if TYPE_CHECKING:
     from jumok.look.viewer.comparison import Ablations
     from jumok.look.viewer.viewer_data import ViewerData
 
-__all__ = [
-    "DatasetSplit",
-    "Evaluation",
-    "FingerprintedDataset",
-    "Prediction",
-    "PredictionWriter",
-    "Predictor",
-    "SplitName",
-    "Statistic",
-    "Task",
-    "Validator",
-    "build_validation_report",
-    "compare",
-    "evaluate",
-    "format_model_size",
-    "load_predictor",
-    "train",
-]
-
 SplitName = Literal["valid", "test"]
 Statistic = Callable[[NDArray[np.int64]], float]  # a metric of the examples with these indices
 E = TypeVar("E")

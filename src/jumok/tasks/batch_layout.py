@@ -18,8 +18,6 @@ from jumok.tasks.config import AutoBool
 from jumok.training import DistributedRanks, TrainConfig, cuda_graphs
 from jumok.training.precision import select_autocast_dtype
 
-__all__ = ["BatchLayout", "resolve_batch_layout", "resolve_packing"]
-
 
 class AttentionSizes(Protocol):
     """The sizes of a model that determine whether packed attention is fast."""

@@ -10,16 +10,6 @@ from jumok.data.tokenizers.wordpiece import WordPieceConfig
 from jumok.models.bert import BertConfig
 from jumok.training import TrainConfig
 
-__all__ = [
-    "AutoBool",
-    "BertDataConfig",
-    "BertRecipe",
-    "ColumnName",
-    "DataSource",
-    "SupervisedDataConfig",
-    "check_positive",
-]
-
 DataSource = str | list[str]  # files, folders or names of data sets: see jumok.data.readers.formats
 ColumnName = str | int | list[str | int]  # a column by name or number; of a list, the first that exists
 AutoBool = Literal["auto"] | bool

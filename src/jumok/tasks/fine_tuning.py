@@ -36,8 +36,6 @@ from jumok.tasks.pretrained import build_wordpiece_tokenizer, load_pretrained_en
 from jumok.tasks.supervised import SupervisedPredictorT, SupervisedTask
 from jumok.training import DistributedRanks
 
-__all__ = ["TOO_LONG_HINT", "BertTask"]
-
 TOO_LONG_HINT = "shorten it, or train with data.on_overflow=window, which reads long texts in windows"
 # Keys of ``model:`` that hold for pretrained models, too.
 OVERRIDABLE_FIELDS = ("dropout", "attention_dropout", "pooling", "adversarial_epsilon")

@@ -14,8 +14,6 @@ from jumok.decoding import CoverageScorer, Hypothesis, LengthLimit
 from jumok.metrics import word_alignment
 from jumok.tasks.options import GenerationOptions
 
-__all__ = ["generate", "merge_to_words"]
-
 
 def generate(
     model: Any,

@@ -19,17 +19,6 @@ from typing import Any
 from jumok.errors import InputError
 from jumok.text_checks import SURROGATE_PATTERN, to_single_line
 
-__all__ = [
-    "JsonObject",
-    "get_text_field",
-    "make_pair_reader",
-    "make_question_reader",
-    "make_text_reader",
-    "parse_object",
-    "split_pair",
-    "to_pair_line",
-]
-
 JsonObject = Mapping[str, Any]
 CLI_OPTIONS = {"beam_size": "--beam-size", "n_best": "--n-best", "alignments": "--alignments"}
 WHITE_SPACE = re.compile(r"\s++")

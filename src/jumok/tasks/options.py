@@ -7,8 +7,6 @@ from typing import Any, ClassVar, Self
 
 from jumok.errors import InputError
 
-__all__ = ["GenerationOptions", "NBestOptions", "PredictOptions"]
-
 
 @dataclass(frozen=True)
 class PredictOptions:

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from jumok.look.viewer.comparison import Ablations
     from jumok.look.viewer.viewer_data import ViewerData
 
-__all__ = ["BertPredictor", "SupervisedPredictor", "compute_mean_loss", "compute_mean_losses"]
-
 MAX_BATCH_TOKENS = 8192
 
 

@@ -13,8 +13,6 @@ from jumok.errors import InputError, MissingExtra
 from jumok.models.bert import Bert
 from jumok.run import Run
 
-__all__ = ["build_wordpiece_tokenizer", "load_pretrained_encoder", "load_pretrained_model"]
-
 PACKAGE_PREFIX = "package:"  # precedes the name of a Python package that contains a model
 
 

@@ -34,8 +34,6 @@ from jumok.training import DistributedRanks
 if TYPE_CHECKING:
     from jumok.tasks.predictors import SupervisedPredictor
 
-__all__ = ["SupervisedPredictorT", "SupervisedTask"]
-
 E = TypeVar("E")  # an example
 T = TypeVar("T")
 SupervisedPredictorT = TypeVar("SupervisedPredictorT", bound="SupervisedPredictor[Any, Any]")

@@ -23,8 +23,6 @@ from torch import Tensor
 from jumok.errors import InputError
 from jumok.metrics.alignment_health import diagnose_attention, diagnose_style
 
-__all__ = ["compute_attention_health", "find_alarms"]
-
 UNIFORM_ENTROPY = 0.99  # fraction of the maximum entropy
 STUCK_WEIGHT = 0.95  # fraction of the total weight on one key
 MAX_DEAD_HEADS = 0.5  # fraction of the heads that may have no effect

@@ -29,8 +29,6 @@ from jumok.training import weights
 from jumok.training.divergence import LossTrend
 from jumok.training.report import BestValidation
 
-__all__ = ["CheckpointManager", "TrainState"]
-
 FORMAT_VERSION = 2
 SNAPSHOTS = "snapshots"
 

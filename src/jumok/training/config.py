@@ -7,8 +7,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-__all__ = ["TrainConfig"]
-
 
 @dataclass(frozen=True)
 class TrainConfig:

@@ -26,8 +26,6 @@ from jumok.errors import InputError
 from jumok.training.config import TrainConfig
 from jumok.training.prefetch import TrainingBatch, map_tensors
 
-__all__ = ["CudaGraphCallable", "CudaGraphGradients", "should_use_cuda_graphs"]
-
 MAX_GRAPHS = 256  # further graph keys run without a graph
 NUM_WARMUP_CALLS = 2  # calls before a capture, in which libraries allocate workspaces
 

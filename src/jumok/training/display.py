@@ -14,8 +14,6 @@ from jumok.training.checkpoint import TrainState
 from jumok.training.config import TrainConfig
 from jumok.training.report import TrainingSummary, ValidationReport
 
-__all__ = ["TrainingDisplay"]
-
 SAMPLE_INDENT = 8  # of the continuation lines of a sample that is wider than the terminal
 
 

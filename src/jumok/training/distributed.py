@@ -26,15 +26,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from jumok.errors import InputError, JumokError
 
-__all__ = [
-    "DistributedRanks",
-    "LossModule",
-    "gather_to_main",
-    "init_distributed",
-    "parallelize",
-    "set_gradient_sync",
-]
-
 PROCESS_GROUP_TIMEOUT = datetime.timedelta(hours=2)  # the other processes wait while the first one validates
 
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from jumok.errors import JumokError
 from jumok.training.config import TrainConfig
 
-__all__ = ["DivergenceError", "LossTrend"]
-
 MAX_HIGH_STEPS = 50  # consecutive steps with a high loss that count as divergence
 AVERAGING_STEPS = 100  # time constant of the running mean of the loss
 MAX_SHOWN = 8  # losses and examples in the error message

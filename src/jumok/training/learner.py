@@ -28,8 +28,6 @@ from jumok.training.precision import LossScaler, select_autocast_dtype
 from jumok.training.prefetch import StepBatches, TrainingBatch
 from jumok.training.schedule import compute_lr_factor
 
-__all__ = ["ROW_COLUMNS", "Learner", "reseed"]
-
 ROW_COLUMNS = ("total", "count", "norm")  # columns of a row; the components of the loss follow
 
 

@@ -39,8 +39,6 @@ from jumok.training.report import BestValidation, TrainingSummary, ValidationRep
 from jumok.training.schedule import compute_last_step, shorten_warmup
 from jumok.training.signals import ImmediateInterrupt, SignalHandler, TrainingInterrupted
 
-__all__ = ["ValidateFn", "train"]
-
 ValidateFn = Callable[[nn.Module], ValidationReport]
 VALIDATION_RANK = 1 << 31  # seeds the random numbers of a validation; no process has this rank
 

@@ -19,8 +19,6 @@ from typing import Any
 from jumok.files import add_filename_to_errors
 from jumok.training.checkpoint import TrainState
 
-__all__ = ["MetricsLog", "read_validations"]
-
 
 class MetricsLog:
     """Writes the log of a run. Lines that were written after ``state`` was saved are removed."""

@@ -18,14 +18,6 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from jumok.errors import InputError
 from jumok.training.config import TrainConfig
 
-__all__ = [
-    "build_optimizer",
-    "clip_gradients",
-    "get_optimizer_state",
-    "load_optimizer_state",
-    "set_learning_rate",
-]
-
 
 def build_optimizer(model: nn.Module, config: TrainConfig, graph_device: torch.device | None = None) -> Optimizer:
     """Build the optimizer. Weight decay applies to matrices only, not to biases and norms.

@@ -17,8 +17,6 @@ from torch import Tensor
 from jumok.attention.gpu_support import supports_bfloat16
 from jumok.training.config import TrainConfig
 
-__all__ = ["LossScaler", "select_autocast_dtype"]
-
 INITIAL_SCALE, GROWTH_FACTOR, BACKOFF_FACTOR = 65536.0, 2.0, 0.5
 MAX_SCALE = 2.0**40
 GROWTH_INTERVAL = 2000  # consecutive steps without overflow

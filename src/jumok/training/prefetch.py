@@ -17,15 +17,6 @@ from torch import Tensor
 from jumok.errors import InputError
 from jumok.training.distributed import DistributedRanks
 
-__all__ = [
-    "ExampleIndices",
-    "StepBatches",
-    "TrainingBatch",
-    "TrainingDataset",
-    "iter_step_batches",
-    "prefetch_items",
-]
-
 ExampleIndices = npt.NDArray[np.integer[Any]]  # indices of examples in their data set
 T = TypeVar("T")
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["BestValidation", "TrainingSummary", "ValidationReport"]
-
 
 @dataclass(frozen=True)
 class ValidationReport:

@@ -22,8 +22,6 @@ from dataclasses import replace
 
 from jumok.training.config import TrainConfig
 
-__all__ = ["compute_last_step", "compute_lr_factor", "shorten_warmup"]
-
 MAX_COUNTED_EPOCHS = 64  # beyond these, the number of steps is extrapolated
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from jumok.errors import JumokError
 
-__all__ = ["SignalHandler", "TrainingInterrupted"]
-
 
 class TrainingInterrupted(JumokError):
     """Training was interrupted and has saved a checkpoint. ``exit_status`` is for the command."""

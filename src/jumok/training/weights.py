@@ -20,17 +20,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from jumok.errors import InputError
 from jumok.files import atomic_write
 
-__all__ = [
-    "average_weights",
-    "get_weights",
-    "is_complete",
-    "load_weights",
-    "read_safetensors",
-    "save_weights",
-    "set_weights",
-    "write_safetensors",
-]
-
 
 def get_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and buffers by name, each tensor once, without copying them."""

@@ -253,7 +253,8 @@ def test_convolutional_models() -> None:
 
 
 def test_our_tokenizer_writes_the_tokens() -> None:
-    from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig, TokenizerPair
+    from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerPair
+    from jumok.data.tokenizers.vocabulary import TokenizerConfig
 
     english = Tokenizer.train(["the dog", "the cat"] * 2, TokenizerConfig("words", vocab_size=50))
     korean = Tokenizer.train(["그 개", "그 고양이"] * 2, TokenizerConfig("words", vocab_size=50))

@@ -23,7 +23,8 @@ from jumok.look.figures.caption_figure import (
     overlay_weights,
 )
 from jumok.look.viewer import view_writer
-from jumok.look.viewer.viewer_data import ArrayWeightSource, AttendedImage, ViewerData, ViewerLayer
+from jumok.look.viewer.attended_image import AttendedImage
+from jumok.look.viewer.viewer_data import ArrayWeightSource, ViewerData, ViewerLayer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from example_images import corners, drawing

@@ -13,13 +13,8 @@ from matplotlib.image import imread
 from jumok.errors import InputError
 from jumok.look.figures.speech_figure import build_speech_figure, draw_speech
 from jumok.look.viewer import view_writer
-from jumok.look.viewer.viewer_data import (
-    ArrayWeightSource,
-    StyleTokenWeights,
-    SynthesizedSpeech,
-    ViewerData,
-    ViewerLayer,
-)
+from jumok.look.viewer.synthesized_speech import StyleTokenWeights, SynthesizedSpeech
+from jumok.look.viewer.viewer_data import ArrayWeightSource, ViewerData, ViewerLayer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from example_speech import KOREAN, TOKENS, diagonal, letters, said

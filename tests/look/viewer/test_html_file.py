@@ -14,7 +14,9 @@ from huge_map import HugeMap
 
 from jumok.errors import InputError
 from jumok.look.viewer import html_file
-from jumok.look.viewer.viewer_data import AttendedImage, SynthesizedSpeech, ViewerData, ViewerLayer
+from jumok.look.viewer.attended_image import AttendedImage
+from jumok.look.viewer.synthesized_speech import SynthesizedSpeech
+from jumok.look.viewer.viewer_data import ViewerData, ViewerLayer
 
 Show = Callable[..., Any]
 

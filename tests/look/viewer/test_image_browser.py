@@ -14,13 +14,8 @@ import pytest
 from jumok.data.builtin import scenes
 from jumok.look.figures.caption_figure import OVERLAY_COLOURS
 from jumok.look.viewer import assets
-from jumok.look.viewer.viewer_data import (
-    ArrayWeightSource,
-    AttendedImage,
-    ViewerData,
-    ViewerLayer,
-    build_manifest,
-)
+from jumok.look.viewer.attended_image import AttendedImage
+from jumok.look.viewer.viewer_data import ArrayWeightSource, ViewerData, ViewerLayer, build_manifest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))

@@ -15,7 +15,8 @@ import pytest
 
 from jumok.errors import InputError
 from jumok.look.viewer import assets
-from jumok.look.viewer.viewer_data import SynthesizedSpeech, ViewerData
+from jumok.look.viewer.synthesized_speech import SynthesizedSpeech
+from jumok.look.viewer.viewer_data import ViewerData
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from example_speech import KOREAN, SECONDS, STEP, TOKENS, said

@@ -18,15 +18,9 @@ from starlette.testclient import TestClient
 from jumok.errors import InputError
 from jumok.look.viewer import html_file, page, view_writer
 from jumok.look.viewer.comparison import compare_with_ablation
+from jumok.look.viewer.synthesized_speech import StyleTokenWeights, SynthesizedSpeech
 from jumok.look.viewer.tiles import TileRequest, unpack
-from jumok.look.viewer.viewer_data import (
-    ArrayWeightSource,
-    StyleTokenWeights,
-    SynthesizedSpeech,
-    ViewerData,
-    ViewerLayer,
-    build_manifest,
-)
+from jumok.look.viewer.viewer_data import ArrayWeightSource, ViewerData, ViewerLayer, build_manifest
 from jumok.look.viewer.viewer_session import MAX_RESYNTHESES, ViewerSession
 from jumok.look.viewer.word_merging import merge_into_words
 

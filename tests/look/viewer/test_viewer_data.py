@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from jumok.errors import InputError
 from jumok.look.capture.captured_attention import CapturedAttention
 from jumok.look.capture.watch import watch
+from jumok.look.viewer.attended_image import AttendedImage
 from jumok.look.viewer.tiles import (
     TILE_SIZE,
     TileRequest,
@@ -27,7 +28,6 @@ from jumok.look.viewer.tiles import (
 )
 from jumok.look.viewer.viewer_data import (
     ArrayWeightSource,
-    AttendedImage,
     ViewerData,
     ViewerLayer,
     answer_request,

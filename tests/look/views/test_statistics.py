@@ -12,7 +12,7 @@ from torch import Tensor
 
 from jumok.errors import InputError
 from jumok.look.capture.captured_attention import CapturedAttention
-from jumok.look.views import row_chunks, statistics
+from jumok.look.views import rollout, row_chunks, statistics
 
 hypothesis = pytest.importorskip("hypothesis", reason="the property tests need Hypothesis")
 given, st = hypothesis.given, hypothesis.strategies
@@ -109,8 +109,8 @@ def test_three_words_by_hand() -> None:
     torch.testing.assert_close(weights[0], torch.tensor([[1, 0], [1 / 2, 1 / 2], [1 / 3, 1 / 3]]), **close)
     assert places[0, 0].tolist() == [0, -1]
     mixed = (rows + torch.eye(3)) / 2
-    torch.testing.assert_close(statistics.compute_rollout([kept, kept]), mixed @ mixed, **close)
-    torch.testing.assert_close(statistics.compute_rollout([kept], residual=0), rows, **close)
+    torch.testing.assert_close(rollout.compute_rollout([kept, kept]), mixed @ mixed, **close)
+    torch.testing.assert_close(rollout.compute_rollout([kept], residual=0), rows, **close)
 
 
 # --- properties ---------------------------------------------------------------------------------------------
@@ -209,11 +209,11 @@ def test_rollout_is_the_product_of_the_layers(
     first = data.draw(st.integers(0, n - 1))
     rows, size = (first, data.draw(st.integers(first + 1, n))), data.draw(st.integers(1, 9))
     common = {"batch": entry, "residual": share}
-    torch.testing.assert_close(statistics.compute_rollout(layers, **common), product)
+    torch.testing.assert_close(rollout.compute_rollout(layers, **common), product)
     torch.testing.assert_close(product.sum(-1), torch.ones(n, dtype=torch.float64))
-    torch.testing.assert_close(statistics.compute_rollout(layers, rows=rows, **common), product[slice(*rows)])
+    torch.testing.assert_close(rollout.compute_rollout(layers, rows=rows, **common), product[slice(*rows)])
     torch.testing.assert_close(
-        statistics.compute_rollout(layers, rows=rows, size=size, **common),
+        rollout.compute_rollout(layers, rows=rows, size=size, **common),
         pooled(product[slice(*rows)], (size, size)),
     )
 
@@ -266,11 +266,11 @@ def test_nothing_to_look_at() -> None:
         (lambda kept: statistics.compute_pooled_map(kept, rows=(1, 2, 3)), "one after the last"),
         (lambda kept: statistics.compute_weights(kept, rows=[0, 5]), "0 to 4"),
         (lambda kept: statistics.find_top_keys(kept, 0), "at least one"),
-        (lambda kept: statistics.compute_rollout([kept]), "5 queries and 7 keys"),
-        (lambda kept: statistics.compute_rollout([]), "at least one"),
-        (lambda kept: statistics.compute_rollout([by_hand()], residual=2), "from 0 to 1"),
+        (lambda kept: rollout.compute_rollout([kept]), "5 queries and 7 keys"),
+        (lambda kept: rollout.compute_rollout([]), "at least one"),
+        (lambda kept: rollout.compute_rollout([by_hand()], residual=2), "from 0 to 1"),
         (
-            lambda kept: statistics.compute_rollout([by_hand(), CapturedAttention(kept.query, kept.query)]),
+            lambda kept: rollout.compute_rollout([by_hand(), CapturedAttention(kept.query, kept.query)]),
             "over 5 positions",
         ),
         (lambda kept: statistics.compute_weights(kept, head=[True, False]), "head=True came; integers"),

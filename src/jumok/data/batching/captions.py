@@ -29,8 +29,6 @@ from jumok.data.counter_rng import CounterRng
 from jumok.data.image_inputs import ImageInputs
 from jumok.errors import InputError
 
-__all__ = ["CaptionBatcher"]
-
 
 class CaptionBatcher(LengthBatcher[CaptionBatch]):
     """Captions with their images, in batches of up to ``max_tokens`` words.

@@ -38,8 +38,6 @@ from jumok.data.batching.length_batching import (
 )
 from jumok.errors import InputError
 
-__all__ = ["DocumentBatcher", "RaggedDocuments", "TokenizedDocument"]
-
 TokenizedDocument = Sequence[Sequence[int]]  # sentences of token ids
 
 

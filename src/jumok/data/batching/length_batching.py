@@ -34,26 +34,6 @@ from torch import Tensor
 from jumok.batches.tokens import PAD, Tokens, round_up_size
 from jumok.errors import InputError
 
-__all__ = [
-    "EPOCH_STRIDE",
-    "KERNEL_BLOCK",
-    "BatchPlan",
-    "ConcatenatedSequences",
-    "EpochLengths",
-    "IndexArray",
-    "LengthArray",
-    "LengthBatcher",
-    "SequenceLayout",
-    "divide_batch",
-    "expand_ranges",
-    "fingerprint_arrays",
-    "pack_sequences",
-    "pad_array",
-    "pad_sequences",
-    "plan_batches",
-    "round_up_lengths",
-]
-
 IndexArray = NDArray[np.integer[Any]]
 LengthArray = NDArray[np.int32]
 IntArray = NDArray[np.int64]

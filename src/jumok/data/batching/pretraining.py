@@ -48,14 +48,6 @@ from jumok.data.counter_rng import BitArray, CounterRng
 from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 from jumok.errors import InputError
 
-__all__ = [
-    "MaskingConfig",
-    "PretrainingBatcher",
-    "SegmentPairs",
-    "choose_masked_tokens",
-    "make_segment_pairs",
-]
-
 LAYOUT_WINDOW = 1 << 18  # sentences processed together when an epoch is planned
 NUM_SPECIAL_TOKENS = 3  # [CLS], [SEP] and [SEP]
 MAX_MASKED_SHARE = 0.16  # share of the tokens for which there is room for labels: 15 %, plus rounding

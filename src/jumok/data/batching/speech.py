@@ -26,8 +26,6 @@ from jumok.data.batching.length_batching import (
 )
 from jumok.errors import InputError
 
-__all__ = ["SpeechBatcher"]
-
 
 class SpeechBatcher(LengthBatcher[SpeechBatch]):
     """Utterances in batches of up to ``max_frames`` frames, padding included.

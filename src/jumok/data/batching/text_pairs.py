@@ -23,8 +23,6 @@ from jumok.data.batching.length_batching import (
 )
 from jumok.errors import InputError
 
-__all__ = ["TextPairBatcher"]
-
 
 class TextPairBatcher(LengthBatcher[TextPairBatch]):
     """Text pairs with a label each, a class index or a number.

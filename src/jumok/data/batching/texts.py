@@ -27,8 +27,6 @@ from jumok.data.batching.length_batching import (
 )
 from jumok.errors import InputError
 
-__all__ = ["EncodedText", "TextBatcher"]
-
 
 @dataclass(frozen=True, slots=True)
 class EncodedText:

@@ -20,8 +20,6 @@ from jumok.data.batching.length_batching import (
 from jumok.data.caches.token_store import TokenColumn, TokenStore
 from jumok.errors import InputError
 
-__all__ = ["TranslationBatcher"]
-
 
 class TranslationBatcher(LengthBatcher[Seq2SeqBatch]):
     """Sentence pairs in batches of up to ``max_tokens`` tokens per side, padded or packed.

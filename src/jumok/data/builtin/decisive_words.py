@@ -25,8 +25,6 @@ from dataclasses import dataclass
 
 from jumok.errors import InputError
 
-__all__ = ["LANGUAGES", "DecisiveDocument", "find_decisive_words", "generate_documents"]
-
 NAME_PREFIX = "decisive-words-"  # of the data set names
 
 

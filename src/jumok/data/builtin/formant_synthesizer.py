@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from jumok.data.builtin.shapes import PortableGenerator
 
-__all__ = ["PHONES", "SAMPLE_RATES", "PhoneSegment", "VoiceParameters", "synthesize"]
-
 FloatArray = NDArray[np.float64]
 ComplexArray = NDArray[np.complex128]
 Formants = tuple[float, float, float]

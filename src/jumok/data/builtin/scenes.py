@@ -40,20 +40,6 @@ from jumok.data.caches.feature_cache import digest_sources
 from jumok.data.images import IMAGE_LIMITS, ImageLimits, Pixels
 from jumok.errors import InputError
 
-__all__ = [
-    "DATA_SEED",
-    "IMAGE_SIZE",
-    "LANGUAGES",
-    "UNSEEN_SEED",
-    "Box",
-    "BuiltinScene",
-    "Language",
-    "ShapeScene",
-    "draw_cached_scene",
-    "draw_scene",
-    "draw_scenes",
-]
-
 Language = Literal["en", "ko"]
 
 LANGUAGES: dict[str, Language] = {"scenes": "en", "scenes-en": "en", "scenes-ko": "ko"}  # by data set name

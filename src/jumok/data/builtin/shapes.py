@@ -15,8 +15,6 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SHAPE_DISTANCES", "Box", "PortableGenerator", "draw_background", "paint_shape"]
-
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom are exclusive
 FloatArray = NDArray[np.float64]
 T = TypeVar("T")

@@ -33,17 +33,6 @@ from jumok.data.builtin.shapes import PortableGenerator
 from jumok.data.tokenizers.speech_symbols import expand_numbers
 from jumok.errors import InputError
 
-__all__ = [
-    "STYLES",
-    "SpeakingStyle",
-    "SyntheticUtterance",
-    "choose_text_and_style",
-    "number_to_words",
-    "synthesize_text",
-    "synthesize_utterance",
-    "synthesize_utterances",
-]
-
 LEAD_SECONDS = 0.05  # silence before the first sound
 
 

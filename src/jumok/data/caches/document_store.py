@@ -31,8 +31,6 @@ from jumok.data.tokenizers.sentence_splitter import split_sentences
 from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 from jumok.errors import InputError
 
-__all__ = ["DocumentStore", "prepare_document_store"]
-
 FORMAT_VERSION = 1
 DOCUMENTS_PER_CHUNK = 256  # documents that are tokenized together
 MIN_SENTENCES = 2  # sentences of a document: next-sentence prediction needs two

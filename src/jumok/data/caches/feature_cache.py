@@ -35,8 +35,6 @@ from jumok.data.readers.formats import InvalidExample
 from jumok.errors import InputError
 from jumok.files import add_filename_to_errors, atomic_write
 
-__all__ = ["FORMAT_VERSION", "CacheSource", "FeatureCache", "StorageType", "cache_path", "digest_sources"]
-
 FORMAT_VERSION = 1
 METADATA_FILE, LOCK_FILE = "cache.json", "lock"
 ROW_FILES = {"float16": "features.f16", "uint8": "features.u8"}

@@ -24,8 +24,6 @@ from jumok.data.readers.captions import CaptionExample
 from jumok.data.readers.formats import InvalidExample
 from jumok.errors import InputError
 
-__all__ = ["EncodeImages", "ImageFeatureCache", "PrepareImage"]
-
 Features = NDArray[np.float16] | NDArray[np.uint8]
 PrepareImage = Callable[[Pixels], NDArray[Any]]  # an image of any size → input of the encoder
 EncodeImages = Callable[[list[NDArray[Any]]], NDArray[Any]]  # inputs → (images, *shape)

@@ -24,8 +24,6 @@ from jumok.data.readers.formats import InvalidExample
 from jumok.data.readers.speech import AudioFile, BuiltinUtterance, SpeechExample
 from jumok.errors import InputError
 
-__all__ = ["SpectrogramCache"]
-
 AudioSource = AudioFile | BuiltinUtterance
 
 

@@ -24,22 +24,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from jumok.data.readers.formats import InvalidExample
-from jumok.data.readers.parallel_corpus import ParallelCorpus, SkippedExamples, TranslationExample
+from jumok.data.readers.formats import InvalidExample, TranslationExample
+from jumok.data.readers.parallel_corpus import ParallelCorpus, SkippedExamples
 from jumok.data.tokenizers.tokenizer import TokenizerPair
 from jumok.errors import InputError
 from jumok.files import atomic_write_folder
-
-__all__ = [
-    "TokenColumn",
-    "TokenStore",
-    "ensure_store",
-    "load_column",
-    "open_array_writer",
-    "open_sequence_writer",
-    "prepare_token_store",
-    "read_metadata",
-]
 
 FORMAT_VERSION = 1
 SIDES = ("source", "target")

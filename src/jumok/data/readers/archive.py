@@ -15,8 +15,6 @@ from typing import ClassVar, Generic, Self, TypeVar
 from jumok.data.readers.formats import InvalidExample
 from jumok.errors import InputError
 
-__all__ = ["DataFile", "FileFolder", "TarArchive"]
-
 
 @dataclass(frozen=True, slots=True)
 class DataFile:

@@ -34,17 +34,6 @@ from jumok.data.readers.tables import SPLIT_ALIASES, ColumnSpec, normalize_split
 from jumok.data.readers.text_files import data_folder, open_decompressed, read_lines
 from jumok.errors import InputError
 
-__all__ = [
-    "CAPTION_COLUMN_NAMES",
-    "IMAGE_COLUMN_NAMES",
-    "BuiltinScene",
-    "CaptionColumns",
-    "CaptionExample",
-    "ImageFile",
-    "find_images",
-    "read_caption_examples",
-]
-
 # Files with the captions of a folder: of all splits, or of one.
 CAPTION_FILE_PATTERNS = (
     *(f"captions{suffix}{gz}" for suffix in readers_formats.TABLE_READERS for gz in ("", ".gz")),

@@ -22,14 +22,6 @@ from jumok.data.readers.formats import InvalidExample, clean_text
 from jumok.data.readers.tables import ColumnSpec, TableRecord
 from jumok.errors import InputError
 
-__all__ = [
-    "ClassificationColumns",
-    "ClassificationExample",
-    "LabelSet",
-    "read_classification_examples",
-    "unescape_treebank",
-]
-
 MAX_LABELS = 1000  # with more classes, the label column is probably wrong
 MAX_LABELS_SHOWN = 20  # in a message
 # Escapes of the Penn Treebank. They also occur in lower case.

@@ -33,9 +33,6 @@ from jumok.data.readers.tables import ColumnSpec
 from jumok.data.readers.text_files import open_decompressed, read_lines
 from jumok.errors import InputError
 
-__all__ = ["DocumentCorpus", "DocumentRows", "FirstParagraphs", "TextDocument", "find_documents"]
-
-
 MAX_DOCUMENT_LINES = 10_000  # a longer document is split, to limit the memory
 
 

@@ -27,28 +27,6 @@ from jumok.data.readers.header_detection import NUM_SAMPLED_LINES, differs_from_
 from jumok.data.readers.text_files import import_optional, open_decompressed, read_lines
 from jumok.errors import InputError
 
-__all__ = [
-    "BLANK_LINE",
-    "TABLE_READERS",
-    "InvalidExample",
-    "Sides",
-    "TranslationExample",
-    "clean_text",
-    "file_suffix",
-    "iter_csv_rows",
-    "iter_hub_rows",
-    "iter_json_rows",
-    "iter_parquet_rows",
-    "iter_separated_rows",
-    "line_too_long",
-    "make_example",
-    "rank_by_similarity",
-    "read_hub_dataset",
-    "read_parallel_files",
-    "read_parallel_table",
-    "resolve_hub_name",
-]
-
 Sides = tuple[str | int, str | int]
 # Common names of the two columns, for a table without the requested names.
 USUAL_COLUMNS = (("source", "target"), ("src", "tgt"))

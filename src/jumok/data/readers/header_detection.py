@@ -6,8 +6,6 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-__all__ = ["NUM_SAMPLED_LINES", "differs_from_rows", "look_like_column_names"]
-
 NUM_SAMPLED_LINES = 100  # lines that the first one is compared with
 MIN_LINES = 10  # fewer lines are not enough to decide
 # Common column names, in any case, also combined with - or _.

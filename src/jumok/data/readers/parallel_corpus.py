@@ -34,17 +34,6 @@ from jumok.data.readers.formats import InvalidExample, Sides, TranslationExample
 from jumok.data.readers.text_files import data_folder
 from jumok.errors import InputError
 
-__all__ = [
-    "InvalidExample",
-    "OnError",
-    "ParallelCorpus",
-    "SkippedExamples",
-    "TranslationExample",
-    "find_corpus",
-    "find_files",
-    "skip_invalid",
-]
-
 OnError = Literal["stop", "skip"]
 NON_DATA_SUFFIXES = (
     ".md",

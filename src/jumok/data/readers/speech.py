@@ -35,15 +35,6 @@ from jumok.data.readers.tables import TableRecord, normalize_split_name
 from jumok.data.readers.text_files import data_folder, read_lines
 from jumok.errors import InputError
 
-__all__ = [
-    "AudioFile",
-    "BuiltinUtterance",
-    "SpeechColumns",
-    "SpeechExample",
-    "make_builtin_examples",
-    "read_speech_examples",
-]
-
 # Names of the table in a folder or a .tar.
 TABLE_NAMES = tuple(
     f"{name}{suffix}{gz}"

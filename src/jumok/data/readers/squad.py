@@ -28,15 +28,6 @@ from jumok.data.readers.formats import InvalidExample, clean_text
 from jumok.data.readers.text_files import open_decompressed
 from jumok.errors import InputError
 
-__all__ = [
-    "SQUAD_SUFFIXES",
-    "AnswerExample",
-    "ContextSpan",
-    "extract_answer",
-    "find_piece_span",
-    "read_answer_examples",
-]
-
 SQUAD_SUFFIXES = (".json",)
 
 

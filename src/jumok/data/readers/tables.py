@@ -24,16 +24,6 @@ from jumok.data.readers import parallel_corpus
 from jumok.data.readers.formats import BLANK_LINE, CellRow, InvalidExample, rank_by_similarity
 from jumok.errors import InputError
 
-__all__ = [
-    "SPLIT_ALIASES",
-    "ColumnSpec",
-    "TableRecord",
-    "normalize_split_name",
-    "read_column_names",
-    "read_table",
-    "read_tables",
-]
-
 ColumnSpec = str | int | Sequence[str | int]
 TEXT_SEPARATOR = " . "
 SPLIT_ALIASES = {"train": ("train", "restval", "training"), "val": ("val", "dev", "valid", "validation")}

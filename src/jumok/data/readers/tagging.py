@@ -35,18 +35,6 @@ from jumok.data.readers.formats import InvalidExample, clean_text, line_too_long
 from jumok.data.readers.text_files import read_lines
 from jumok.errors import InputError
 
-__all__ = [
-    "TAGGING_SUFFIXES",
-    "Entity",
-    "TagScheme",
-    "TaggingExample",
-    "convert_to_iob2",
-    "extract_entities",
-    "label_first_pieces",
-    "make_iob2_labels",
-    "read_tagging_examples",
-]
-
 TAGGING_SUFFIXES = (".txt", ".conll", ".iob", ".bio", ".tsv")
 TagScheme = Literal["any", "iob1", "iob2"]
 DOCUMENT_START = "-DOCSTART-"

@@ -15,8 +15,6 @@ from typing import BinaryIO, cast
 
 from jumok.errors import InputError, MissingExtra
 
-__all__ = ["data_folder", "import_optional", "open_decompressed", "read_lines"]
-
 GZIP_MAGIC = b"\x1f\x8b"
 UTF8_BOM = b"\xef\xbb\xbf"
 MAX_LINE_BYTES = 1 << 24  # a longer line is not text, and must not fill the memory

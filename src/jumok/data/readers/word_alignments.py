@@ -20,8 +20,6 @@ from jumok.data.readers.formats import rank_by_similarity
 from jumok.data.readers.text_files import data_folder, read_lines
 from jumok.errors import InputError
 
-__all__ = ["AlignmentLinks", "GoldAlignment", "find_alignment_file", "read_alignments"]
-
 PHARAOH_PATTERN = re.compile(r"(\d{1,9})([-p?])(\d{1,9})")
 NUMBERED_PATTERN = re.compile(r"(\d{1,9})\s+(\d{1,9})\s+(\d{1,9})(?:\s+([SP]))?(?:\s+[\d.]+)?")
 

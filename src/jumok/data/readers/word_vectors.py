@@ -26,8 +26,6 @@ from jumok.batches.tokens import SPECIAL_TOKENS
 from jumok.data.readers.text_files import open_decompressed, read_lines
 from jumok.errors import InputError
 
-__all__ = ["WordVectors", "fill_embedding", "read_word_vectors"]
-
 Vector = NDArray[np.float32]
 MAX_WORD_BYTES = 4096  # longest word of a binary file
 

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 from jumok.data.readers.text_files import import_optional
 
-__all__ = ["detokenize", "tokenize"]
-
 # Periods before a quote, in German, Spanish and French. The pattern of sacremoses tries a run of periods from
 # each of its characters, which takes quadratic time. This one consumes a run whether or not a quote follows.
 QUADRATIC_POINTS = r'(\.+)"(\s*[^<])'

@@ -22,18 +22,6 @@ from collections.abc import Sequence
 
 import regex
 
-__all__ = [
-    "COMBINING_MARKS",
-    "LETTERS",
-    "NOT_SYMBOL",
-    "SPACELESS_SCRIPTS",
-    "SPACELESS_SYLLABLE",
-    "SYMBOL",
-    "WORD_REGEX",
-    "build_word_pattern",
-    "find_grapheme_boundaries",
-]
-
 SPACELESS_SCRIPTS = r"\p{Han}\p{Hiragana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"  # without spaces between words
 # Characters that belong to the previous one: marks, joiners, and the vowel am of Thai and Lao.
 COMBINING_MARKS = r"\p{M}\p{Grapheme_Extend}\u200d\u0e33\u0eb3"

@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["split_sentences"]
-
 # All patterns take linear time: a run of marks is matched from its first character only, and possessive
 # quantifiers (*+) do not backtrack.
 CLOSING_SIGNS = r"""[)\]}"'”’»›」』）】》〉]*+"""

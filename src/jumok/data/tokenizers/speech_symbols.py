@@ -23,8 +23,6 @@ from jumok.batches.tokens import EOS, SPECIAL_TOKENS, UNK
 from jumok.errors import InputError
 from jumok.files import atomic_write, read_json
 
-__all__ = ["NumberLanguage", "SpeechSymbols", "compose_hangul", "decompose_hangul", "expand_numbers"]
-
 NumberLanguage = Literal["en", "ko"]  # language of number words
 
 FORMAT_VERSION = 1

@@ -14,8 +14,6 @@ import regex
 
 from jumok.data.tokenizers.segmentation import COMBINING_MARKS
 
-__all__ = ["normalize_spelling"]
-
 # Equivalent symbols, and ligatures. Accents are removed separately.
 CHARACTER_REPLACEMENTS = str.maketrans(
     {

@@ -34,8 +34,6 @@ from jumok.data.tokenizers.vocabulary import BYTE_PIECES, SPACE, TokenizerConfig
 from jumok.errors import InputError
 from jumok.files import atomic_write
 
-__all__ = ["Tokenizer", "TokenizerConfig", "TokenizerPair"]
-
 BYTE_OF_PIECE = {piece: byte for byte, piece in enumerate(BYTE_PIECES)}
 
 

@@ -24,8 +24,6 @@ from jumok.batches.tokens import SPECIAL_TOKENS, UNK
 from jumok.data.tokenizers.segmentation import SPACELESS_SCRIPTS, build_word_pattern
 from jumok.errors import InputError
 
-__all__ = ["BYTE_PIECES", "SPACE", "TokenizerConfig", "train_backend"]
-
 SPACE = "▁"
 WORD_END = "\ufdd0"  # marks the end of a word during unigram training; Unicode reserves it as a noncharacter
 # The white space of ``str.split``, including line breaks.

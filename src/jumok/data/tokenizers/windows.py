@@ -19,8 +19,6 @@ from typing import NamedTuple
 
 from jumok.errors import InputError
 
-__all__ = ["TokenWindow", "find_central_window", "make_windows"]
-
 
 class TokenWindow(NamedTuple):
     """The pieces of a sequence from ``begin`` to ``end``, exclusive."""

@@ -24,10 +24,9 @@ from typing import Any, ClassVar, Literal
 from jumok.batches.tokens import UNK
 from jumok.data.tokenizers.segmentation import WORD_REGEX
 from jumok.data.tokenizers.sentence_splitter import split_sentences
-from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
+from jumok.data.tokenizers.tokenizer import Tokenizer
+from jumok.data.tokenizers.vocabulary import TokenizerConfig
 from jumok.errors import InputError
-
-__all__ = ["SegmentedText", "WordTokenizer", "WordTokenizerConfig", "segment_text"]
 
 WordSentences = Sequence[Sequence[str]]
 MARKUP_TAG = re.compile(r"</?[A-Za-z][^<>]{0,200}>")  # <br />, </b>

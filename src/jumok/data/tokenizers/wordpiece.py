@@ -31,8 +31,6 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from jumok.errors import InputError
 from jumok.files import atomic_write, read_json
 
-__all__ = ["SPECIAL_TOKENS", "WordPieceConfig", "WordPieceEncoding", "WordPieceTokenizer"]
-
 # The usual names. In a vocabulary that was trained here, they have the ids 0 to 4.
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 CONTINUATION_PREFIX = "##"  # of a piece that does not begin a word

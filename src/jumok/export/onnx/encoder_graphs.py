@@ -36,8 +36,6 @@ from jumok.models.bert import BertClassifier, BertPretrainingModel, BertSpanExtr
 from jumok.models.hierarchical import HierarchicalAttentionNetwork
 from jumok.models.self_attentive import SelfAttentiveClassifier
 
-__all__ = ["EncoderModel", "build_graph", "build_inputs", "build_probe_batch", "compute_expected_outputs"]
-
 EncoderModel = (
     BertClassifier
     | BertTagger

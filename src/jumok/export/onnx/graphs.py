@@ -33,16 +33,6 @@ from jumok.errors import InputError, MissingExtra
 from jumok.export.onnx import recurrent
 from jumok.models import hierarchical, self_attentive, seq2seq
 
-__all__ = [
-    "NamedTensors",
-    "OnnxGraph",
-    "create_session",
-    "require_packages",
-    "run_session",
-    "take_recorded_weights",
-    "write_graph",
-]
-
 NamedTensors = dict[str, Tensor]
 OPSET_VERSION = 23
 QUIET_LOGGERS = ("torch.onnx", "onnx_ir")  # their messages do not concern the user

@@ -13,8 +13,6 @@ from jumok.models.self_attentive import SelfAttentiveClassifier
 from jumok.models.seq2seq import Seq2Seq
 from jumok.run import Run
 
-__all__ = ["format_readme"]
-
 README_TEMPLATE = """# {name}, for ONNX Runtime
 
 {description}, exported by `jumok export`. To use this folder, run

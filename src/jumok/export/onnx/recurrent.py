@@ -21,8 +21,6 @@ from torch import Tensor, nn
 from jumok.batches.tokens import Tokens
 from jumok.models.layers.recurrent import HiddenState, RecurrentModule
 
-__all__ = ["run_rnn", "run_rnn_on_tokens", "use_onnx_gate_order"]
-
 LSTM_GATE_ORDER, GRU_GATE_ORDER = (0, 3, 1, 2), (1, 0, 2)  # index in PyTorch of each gate of ONNX
 BUFFER_NAMES = ("onnx_w", "onnx_r", "onnx_b")  # weights in the gate order of ONNX
 

@@ -37,8 +37,6 @@ from jumok.models import convolutional, seq2seq
 from jumok.models.convolutional import ConvolutionalSeq2Seq
 from jumok.models.seq2seq import Seq2Seq, Seq2SeqMemory
 
-__all__ = ["TranslatorModel", "build_graphs", "get_next_state", "remove_weight_norm"]
-
 TranslatorModel = Seq2Seq | ConvolutionalSeq2Seq
 DYNAMIC_AXES: dict[str, tuple[str | None, ...]] = {
     "source_ids": ("batch", "length"),

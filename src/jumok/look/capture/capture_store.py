@@ -10,7 +10,7 @@ from torch import Tensor
 
 from jumok.errors import InputError
 from jumok.look.capture.adapters.call_site import ObservedCall
-from jumok.look.capture.adapters.softmax import return_scores
+from jumok.look.capture.adapters.softmax_analysis import return_scores
 from jumok.look.capture.captured_attention import CapturedAttention, ScoreMod
 from jumok.look.capture.merge import AttentionPart, merge_parts
 from jumok.look.views.row_chunks import iterate_row_chunks

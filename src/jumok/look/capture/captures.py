@@ -14,7 +14,7 @@ from torch import Tensor
 from jumok.errors import InputError
 from jumok.look.capture.axis_tokens import TokenLookup, decode_tokens, match_lookups
 from jumok.look.capture.captured_attention import CapturedAttention
-from jumok.look.views import statistics
+from jumok.look.views import rollout, statistics
 from jumok.look.views.row_chunks import IndexChoice, IndexSpan
 
 NUM_CAUSAL_SAMPLES = 64  # rows that are checked to decide whether an attention is causal
@@ -265,7 +265,7 @@ class Captures(Sequence[CapturedLayer]):
             )
         if not selected:
             raise InputError(f"no self-attention was captured that matches layers={layers!r}")
-        return statistics.compute_rollout(
+        return rollout.compute_rollout(
             [layer.attention for layer in selected], batch=batch, rows=rows, size=size, residual=residual
         )
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from jumok.look.capture.adapters.call_site import GenerateResult, ObservedCall
-from jumok.look.capture.adapters.softmax import return_scores
+from jumok.look.capture.adapters.softmax_analysis import return_scores
 from jumok.look.capture.capture_store import MergedCalls
 from jumok.look.capture.captured_attention import CapturedAttention
 from jumok.look.capture.generation_steps import (

@@ -16,15 +16,14 @@ from jumok.data.images import Pixels, decode_image
 from jumok.data.readers.formats import InvalidExample
 from jumok.errors import InputError
 from jumok.look.figures.plots import GREY, INK, build_figure, save_figure
+from jumok.look.viewer.attended_image import AttendedImage
 from jumok.look.viewer.tiles import FloatArray
-from jumok.look.viewer.viewer_data import AttendedImage, to_float32_array
+from jumok.look.viewer.viewer_data import to_float32_array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.text import Text
-
-__all__ = ["build_caption_figure", "draw_caption"]
 
 # From dark to light, and how much of the image that covers: as in static/colours.js and overlay.js.
 OVERLAY_COLOURS = (

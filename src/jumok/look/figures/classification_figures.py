@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["MAX_CLASSES", "draw_confusion_matrix", "draw_reliability_diagram"]
-
 MAX_CLASSES = 30  # more are unreadable
 SMALL_FONT_SIZE = 9  # points: with smaller fonts, shares below 1 % are left out
 UNDERCONFIDENT_COLOUR, OVERCONFIDENT_COLOUR = COLOURS[0], COLOURS[1]

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_document"]
-
 # All in points.
 TEXT_WIDTH, GUTTER_WIDTH, BAR_WIDTH, BAR_GAP = 500.0, 78.0, 40.0, 10.0
 FONT_SIZE, LINE_HEIGHT = 10.5, 17.5

@@ -12,8 +12,6 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["find_font_families"]
-
 DEFAULT_FAMILY = "DejaVu Sans"  # comes with matplotlib
 # Readable and widely available; tried before other installed fonts.
 PREFERRED_FAMILIES = (

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.collections import QuadMesh
     from matplotlib.figure import Figure
 
-__all__ = ["draw_heat_map", "draw_scores_by_length", "draw_training_curves"]
-
 # From nearly white to dark blue in equal steps of lightness, so that shades are proportional, also in grey.
 SHADES = ("#f4fafe", "#bee1fa", "#8cc6f5", "#61a9ea", "#3f8bd9", "#2b6dc0", "#22519e", "#1c3878", "#15224f")
 # Okabe and Ito: distinguishable with any colour vision.

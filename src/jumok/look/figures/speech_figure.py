@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["build_speech_figure", "draw_speech"]
-
 # From quiet to loud, as in static/colours.js.
 SPECTROGRAM_COLOURS = (
     "#141a23",

@@ -14,8 +14,6 @@ from jumok.look.figures.plots import COLOURS, GREY, INK, save_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["draw_style_effects"]
-
 PANELS = {"pitch": "pitch, Hz", "energy": "energy, dB", "seconds": "duration, s"}
 
 

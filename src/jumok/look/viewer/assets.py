@@ -7,8 +7,6 @@ import re
 from collections.abc import Sequence
 from importlib.resources import files
 
-__all__ = ["build_script", "build_style_sheet", "join_scripts", "read_asset", "read_scripts"]
-
 # Each script imports only from those before it, so that they can be concatenated.
 SCRIPT_NAMES = (
     "dom",

@@ -24,8 +24,6 @@ from torch import Tensor
 from jumok.errors import InputError
 from jumok.look.viewer.tiles import FloatArray, pack
 
-__all__ = ["AttendedDocument", "document_to_json", "to_float32_array"]
-
 
 @dataclass(frozen=True, eq=False)
 class AttendedDocument:

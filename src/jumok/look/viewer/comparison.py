@@ -12,8 +12,6 @@ from jumok.errors import InputError
 from jumok.look.viewer.viewer_data import ViewerData
 from jumok.look.views.ablation import AttentionEdge, knock_out
 
-__all__ = ["compare_with_ablation", "parse_ablations"]
-
 Ablations = Mapping[str, list[int | AttentionEdge]]  # heads and edges to knock out, by layer
 ABLATION_PATTERN = re.compile(
     r"(?P<layer>.+?):(?:(?P<only>\d{1,9})|(?:(?P<head>\d{1,9}):)?(?P<query>\d{1,9})-(?P<key>\d{1,9}))"

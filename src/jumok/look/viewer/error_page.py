@@ -21,8 +21,6 @@ from rich.text import Text
 from jumok.look.figures.plots import SHADES
 from jumok.look.viewer.attended_document import AttendedDocument
 
-__all__ = ["MisclassifiedText", "find_top_words", "format_for_terminal", "render_error_page"]
-
 NUM_SHADES = len(SHADES) - 1  # without the lightest
 # Maximum number of words to show; of a longer text, those around the highest weights are shown.
 MAX_PAGE_WORDS, MAX_TERMINAL_WORDS = 1500, 60

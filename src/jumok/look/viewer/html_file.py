@@ -35,8 +35,6 @@ from jumok.look.viewer.viewer_data import (
     build_manifest,
 )
 
-__all__ = ["render_html", "save_html"]
-
 THUMBNAIL_SIZE, ALIGNMENT_SIZE = 64, 512  # cells of a small map and of a speech alignment, as in tiles.js
 MAX_BYTES = 96 << 20  # before compression; larger files are slow in browsers
 

@@ -17,8 +17,6 @@ from jumok.look.capture.watch import watch
 from jumok.look.viewer.comparison import Ablations, compare_with_ablation
 from jumok.look.viewer.viewer_data import ViewerData
 
-__all__ = ["capture_huggingface_model", "is_huggingface_folder"]
-
 MAX_ERROR_LENGTH = 300  # maximum number of characters of a transformers error message
 
 

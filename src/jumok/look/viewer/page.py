@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
 
-__all__ = ["build_app", "serve"]
-
 TILE_CACHE_BYTES = 64 << 20
 MAX_BODY_BYTES = 1 << 16  # of a synthesis request
 MAX_WAITING = 4  # synthesis requests at a time, including the one in progress

@@ -37,8 +37,6 @@ from jumok.errors import InputError
 from jumok.look.viewer.attended_document import to_float32_array
 from jumok.look.viewer.tiles import FloatArray
 
-__all__ = ["StyleTokenWeights", "SynthesizedSpeech", "speech_to_json", "style_to_json"]
-
 
 @dataclass(frozen=True, eq=False)
 class SynthesizedSpeech:

@@ -26,18 +26,6 @@ from numpy.typing import NDArray
 
 from jumok.errors import InputError
 
-__all__ = [
-    "TILE_SIZE",
-    "FloatArray",
-    "TileRequest",
-    "find_coarsest_zoom",
-    "find_finest_zoom",
-    "iterate_tiles",
-    "list_tile_spans",
-    "pack",
-    "unpack",
-]
-
 TILE_SIZE = 256  # cells along a side
 MAX_CELLS = 1 << 21  # of one response: 8 MiB in float32
 HEADER = struct.Struct("<IIIf")

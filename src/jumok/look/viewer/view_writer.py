@@ -14,16 +14,9 @@ from jumok.look.figures.document_figure import draw_document
 from jumok.look.figures.plots import IMAGE_SUFFIXES, draw_heat_map
 from jumok.look.figures.speech_figure import draw_speech
 from jumok.look.viewer.attended_document import AttendedDocument
+from jumok.look.viewer.attended_image import AttendedImage
 from jumok.look.viewer.tiles import FloatArray
-from jumok.look.viewer.viewer_data import (
-    AttendedImage,
-    ViewerData,
-    ViewerLayer,
-    as_viewer_data_tuple,
-    to_float32_array,
-)
-
-__all__ = ["save_view"]
+from jumok.look.viewer.viewer_data import ViewerData, ViewerLayer, as_viewer_data_tuple, to_float32_array
 
 MAX_FIGURE_TOKENS = 400  # along each axis of a figure; the viewer shows more
 

@@ -30,19 +30,6 @@ from jumok.look.viewer.synthesized_speech import (
 )
 from jumok.look.viewer.tiles import FloatArray, TileRequest, pack
 
-__all__ = [
-    "ArrayWeightSource",
-    "AttendedImage",
-    "StyleTokenWeights",
-    "SynthesizedSpeech",
-    "ViewerData",
-    "ViewerLayer",
-    "WeightSource",
-    "answer_request",
-    "as_viewer_data_tuple",
-    "build_manifest",
-]
-
 MANIFEST_FORMAT = 2
 WeightArray: TypeAlias = Tensor | NDArray[Any]
 

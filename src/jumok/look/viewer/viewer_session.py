@@ -22,8 +22,6 @@ from jumok.errors import InputError
 from jumok.look.viewer.tiles import TileRequest
 from jumok.look.viewer.viewer_data import ViewerData, answer_request, as_viewer_data_tuple, build_manifest
 
-__all__ = ["ViewerSession"]
-
 MAX_RESYNTHESES = 8  # recent ones, which windows may still show
 
 

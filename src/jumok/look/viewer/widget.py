@@ -19,8 +19,6 @@ except ModuleNotFoundError as error:
         'the viewer in a notebook needs anywidget, which is not installed: pip install "jumok[look]"'
     ) from error
 
-__all__ = ["ViewerWidget"]
-
 
 class ViewerWidget(anywidget.AnyWidget):
     """One item of viewer data, or two to compare, as the output of a notebook cell.

@@ -19,8 +19,6 @@ from jumok.errors import InputError
 from jumok.look.capture.axis_tokens import SPACE_MARK
 from jumok.look.viewer.viewer_data import ArrayWeightSource, ViewerData, ViewerLayer, to_float32_array
 
-__all__ = ["find_word_starts", "merge_into_words"]
-
 MAX_TOKENS = 2048  # along each axis: all weights are computed
 WORDPIECE_PREFIX = "##"  # WordPiece's mark of a token that continues a word
 SPECIAL_TOKEN_PATTERN = re.compile(r"<(?!0x)[^<>]+>|\[[A-Z]+\d*\]")  # <s>, [CLS], <|end|>; not <0xEC>, a byte

@@ -16,7 +16,7 @@ from jumok.look.capture.adapters import attach_observer
 from jumok.look.capture.adapters.call_site import FusedLayerInputs, ObservedCall, Observer
 from jumok.look.capture.adapters.compile_check import require_uncompiled
 from jumok.look.capture.adapters.module_stack import infer_kind_from_name, looks_like_attention
-from jumok.look.capture.adapters.softmax import return_scores
+from jumok.look.capture.adapters.softmax_analysis import return_scores
 from jumok.look.capture.capture_store import is_continuation, is_same_tensor
 from jumok.look.capture.captured_attention import CapturedAttention
 from jumok.look.capture.captures import suggest_name

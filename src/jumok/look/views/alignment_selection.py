@@ -31,15 +31,6 @@ from torch.nn import functional as F
 from jumok.data.readers.word_alignments import AlignmentLinks
 from jumok.metrics.word_alignment import pool_to_words
 
-__all__ = [
-    "AlignmentView",
-    "SentencePairAttention",
-    "build_links",
-    "compute_agreement",
-    "compute_consistency",
-    "list_alignment_views",
-]
-
 PRIOR_COUNT = 1.0  # pseudocount of links from each source word to target words, by their frequency
 
 

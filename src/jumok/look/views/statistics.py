@@ -25,7 +25,6 @@ from jumok.errors import InputError
 from jumok.look.capture.captured_attention import AxisIndex, CapturedAttention
 from jumok.look.views.gpu_pooling import gpu_unsupported_reason, pool_map_on_gpu
 from jumok.look.views.pooling import build_pooling_axes
-from jumok.look.views.rollout import compute_rollout
 from jumok.look.views.row_chunks import (
     IndexChoice,
     IndexSpan,
@@ -35,16 +34,6 @@ from jumok.look.views.row_chunks import (
     resolve_choice,
     resolve_span,
 )
-
-__all__ = [
-    "compute_distance_profile",
-    "compute_entropy",
-    "compute_pooled_map",
-    "compute_received_weight",
-    "compute_rollout",
-    "compute_weights",
-    "find_top_keys",
-]
 
 
 def compute_weights(

@@ -21,8 +21,6 @@ from jumok.batches.text import label_mask
 from jumok.batches.tokens import Loss
 from jumok.models.layers.precision import upcast
 
-__all__ = ["adversarial_loss"]
-
 VectorMap = Callable[[Tensor], Tensor]
 
 

@@ -22,8 +22,6 @@ from jumok.models.layers.module_list import build_module_list
 from jumok.models.layers.precision import upcast
 from jumok.models.layers.recurrent import build_rnn, run_rnn_on_tokens
 
-__all__ = ["CBHG", "MaskedBatchNorm", "MaskedConvNorm"]
-
 
 class MaskedBatchNorm(nn.Module):
     """Batch norm of ``(B, C, T, …)`` over the valid positions ``(B, T)``. The output is zero at padding.

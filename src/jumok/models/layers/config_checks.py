@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["check_heads", "check_ranges"]
-
 
 def check_ranges(
     config: object,

@@ -24,8 +24,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["DeferredLinear"]
-
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 

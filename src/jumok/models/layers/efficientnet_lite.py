@@ -22,8 +22,6 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["EfficientNetLite0", "rename_weights"]
-
 BATCH_NORM_EPS = 1e-3
 
 

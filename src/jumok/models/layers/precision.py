@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["to_autocast_dtype", "upcast"]
-
 
 def to_autocast_dtype(x: Tensor) -> Tensor:
     """Convert ``x`` to autocast's dtype if autocast is on.

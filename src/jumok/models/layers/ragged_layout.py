@@ -38,8 +38,6 @@ from jumok.attention.mask_types import PaddingMask, move_to_device
 from jumok.attention.masks import Mask
 from jumok.batches.tokens import Tokens
 
-__all__ = ["PackedSteps", "RaggedBucket", "RaggedLayout"]
-
 Int64Array = NDArray[np.int64]
 # Each bucket costs a dozen kernel launches. It must save this many positions to be worth it.
 MIN_SAVED_POSITIONS, MIN_SAVED_POSITIONS_ON_GPU = 1 << 11, 1 << 17

@@ -29,17 +29,6 @@ from jumok.batches.tokens import Tokens
 from jumok.models.layers.deferred_linear import DeferredLinear
 from jumok.models.layers.ragged_layout import PackedSteps
 
-__all__ = [
-    "HiddenState",
-    "RecurrentModule",
-    "RecurrentStepper",
-    "build_rnn",
-    "reverse_sequences",
-    "run_packed_rnn",
-    "run_rnn",
-    "run_rnn_on_tokens",
-]
-
 RecurrentModule = nn.GRU | nn.LSTM
 HiddenState = tuple[Tensor, ...]
 SATURATED_GATE = 100.0  # added to a gate's input, it opens the gate; its negative closes it

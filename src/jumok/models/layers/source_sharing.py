@@ -13,8 +13,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-__all__ = ["reorder_sources"]
-
 
 def reorder_sources(index: Tensor, sources: Sequence[int] | None, rows_per_source: int) -> tuple[list[int], int]:
     """Return the sources that the rows ``index`` need, in order, and the new number of rows per source.

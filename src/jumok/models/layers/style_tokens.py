@@ -37,8 +37,6 @@ from jumok.models.layers.module_list import build_module_list
 from jumok.models.layers.precision import upcast
 from jumok.models.layers.recurrent import build_rnn, run_rnn_on_tokens
 
-__all__ = ["ReferenceEncoder", "StyleConfig", "StyleTokens"]
-
 QUERY_INIT_SCALE, KEY_VALUE_INIT_SCALE = 4.0, 3.0  # factors of the initial weights, with large_init
 MEAN_MOMENTUM = 0.01  # weight of a batch in the moving average
 

@@ -23,8 +23,6 @@ from torch import Tensor, nn
 
 from jumok.batches.tokens import UNK, Tokens
 
-__all__ = ["BigramEmbedding", "drop_words"]
-
 NO_BIGRAM, RARE_BIGRAM = 0, UNK  # ids of no bigram (at the start of a text), and of all rare bigrams
 FIRST_BIGRAM = 2  # id of the first frequent bigram
 MIN_COUNT = 3  # minimum count of a frequent bigram

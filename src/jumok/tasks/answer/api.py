@@ -14,8 +14,6 @@ from jumok.tasks.api import RequestLimits, RequestText, ResponseListener, TaskRe
 if TYPE_CHECKING:
     from jumok.look.viewer.viewer_data import ViewerData
 
-__all__ = ["SERVICE", "AnswerRequest", "AnswerResponse", "AnswerService"]
-
 
 class AnswerRequest(TaskRequest):
     """A question about a text."""

@@ -8,14 +8,6 @@ from typing import Any, ClassVar, Literal
 from jumok.metrics.question_answering import AnswerConvention
 from jumok.tasks.config import BertDataConfig, BertRecipe, check_positive
 
-__all__ = [
-    "RECIPE_TYPES",
-    "AnswerDataConfig",
-    "AnswerDecodeConfig",
-    "AnswerEvaluationConfig",
-    "AnswerRecipe",
-]
-
 
 @dataclass(frozen=True)
 class AnswerDataConfig(BertDataConfig):

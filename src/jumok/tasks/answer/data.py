@@ -18,15 +18,6 @@ from jumok.inference.line_io import iterate_chunks
 from jumok.tasks.answer.config import AnswerDataConfig
 from jumok.tasks.fine_tuning import TOO_LONG_HINT
 
-__all__ = [
-    "QUESTIONS_PER_CHUNK",
-    "EncodedQuestion",
-    "build_question",
-    "build_row",
-    "encode_questions",
-    "parse_line",
-]
-
 QUESTIONS_PER_CHUNK = 256  # questions that are tokenized together
 
 

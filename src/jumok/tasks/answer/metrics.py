@@ -18,8 +18,6 @@ from jumok.tasks.answer.config import AnswerEvaluationConfig
 from jumok.tasks.answer.data import EncodedQuestion
 from jumok.tasks.base import Evaluation
 
-__all__ = ["score_question_answering"]
-
 NUM_SAMPLES = 3  # sample answers per validation
 
 

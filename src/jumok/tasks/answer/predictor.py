@@ -31,8 +31,6 @@ from jumok.tasks.predictors import BertPredictor
 if TYPE_CHECKING:
     from jumok.tasks.answer.task import AnswerTask
 
-__all__ = ["AnswerPrediction", "AnswerPredictor"]
-
 MAX_CANDIDATES = 20  # starts, and ends, per window, for n-best lists
 
 

@@ -30,8 +30,6 @@ from jumok.tasks.answer.predictor import AnswerPredictor
 from jumok.tasks.config import DataSource
 from jumok.tasks.fine_tuning import BertTask
 
-__all__ = ["AnswerTask", "build_task"]
-
 
 class AnswerTask(BertTask[AnswerExample, AnswerPredictor]):
     """Extractive question answering by BERT."""

@@ -26,8 +26,6 @@ from jumok.tasks.caption.predictor import CaptionOptions, CaptionPrediction, Cap
 if TYPE_CHECKING:
     from jumok.look.viewer.viewer_data import ViewerData
 
-__all__ = ["SERVICE", "CaptionRequest", "CaptionResponse", "CaptionService"]
-
 EXAMPLE_SCENES = (1, 4, 7)  # built-in scenes to try
 MAX_OTHER_BYTES = 1 << 16  # bytes of a request besides its image
 

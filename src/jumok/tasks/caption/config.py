@@ -9,23 +9,13 @@ import pydantic
 
 from jumok.data.image_inputs import ImageAugmentation
 from jumok.data.readers import captions
-from jumok.data.tokenizers.tokenizer import TokenizerConfig
+from jumok.data.tokenizers.vocabulary import TokenizerConfig
 from jumok.errors import InputError
 from jumok.metrics.captions import tokenize_caption
 from jumok.models.captioner import CaptionerConfig
 from jumok.models.transformer import TransformerConfig
 from jumok.tasks.config import ColumnName, DataSource, SupervisedDataConfig, check_positive
 from jumok.training import TrainConfig
-
-__all__ = [
-    "RECIPE_TYPES",
-    "CaptionDataConfig",
-    "CaptionDecodeConfig",
-    "CaptionEncoderConfig",
-    "CaptionEvaluationConfig",
-    "CaptionRecipe",
-    "CaptionTokenizerConfig",
-]
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,6 @@ from jumok.data.readers.formats import InvalidExample
 from jumok.tasks.caption.config import CaptionRecipe
 from jumok.tasks.config import DataSource
 
-__all__ = ["read_examples"]
-
 
 def read_examples(
     recipe: CaptionRecipe, data_source: DataSource, split_name: str

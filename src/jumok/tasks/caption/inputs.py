@@ -15,8 +15,6 @@ from jumok.errors import InputError
 from jumok.inference import line_io
 from jumok.tasks.jsonl_input import JsonObject, get_text_field
 
-__all__ = ["ARCHIVE_SEPARATOR", "ImageFinder", "make_image_reader", "read_chunks"]
-
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 LIST_SUFFIXES = (".txt",)  # one name per line
 NAMES_PER_CHUNK = 1024

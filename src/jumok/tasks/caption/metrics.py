@@ -16,8 +16,6 @@ from jumok.metrics import captions
 from jumok.metrics.pointing_game import score_pointing
 from jumok.tasks.base import Evaluation
 
-__all__ = ["score_predictions"]
-
 NUM_SAMPLES = 5  # sample captions
 
 

@@ -37,10 +37,9 @@ from jumok.tasks.predictors import SupervisedPredictor, compute_mean_loss
 from jumok.training import ValidationReport, compute_attention_health
 
 if TYPE_CHECKING:
-    from jumok.look.viewer.viewer_data import AttendedImage, ViewerData
+    from jumok.look.viewer.attended_image import AttendedImage
+    from jumok.look.viewer.viewer_data import ViewerData
     from jumok.tasks.caption.task import CaptionTask
-
-__all__ = ["CaptionOptions", "CaptionPrediction", "CaptionPredictor", "EncodedImage"]
 
 IMAGES_PER_BATCH = 64  # images that are encoded together
 MAX_BATCH_TOKENS = 4096  # caption tokens in a batch whose loss is computed
@@ -446,7 +445,7 @@ def _decode_image(image: Any, limits: ImageLimits) -> Pixels:
 def _build_thumbnail(pixels: Pixels, grid_size: tuple[int, int]) -> AttendedImage:
     """The image for the viewer, no larger than needed."""
     from jumok.data.readers.text_files import import_optional
-    from jumok.look.viewer.viewer_data import AttendedImage
+    from jumok.look.viewer.attended_image import AttendedImage
 
     longer_side = max(pixels.shape[:2])
     if longer_side > MAX_SHOWN_SIDE:

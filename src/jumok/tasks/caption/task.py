@@ -45,8 +45,6 @@ from jumok.tasks.jsonl_input import JsonObject
 from jumok.tasks.supervised import SupervisedTask
 from jumok.training import DistributedRanks, load_weights, save_weights
 
-__all__ = ["CaptionTask", "build_task"]
-
 MODEL_TYPES: dict[str, Any] = {"captioner": Captioner, "transformer": CaptionTransformer}
 MAX_GPU_MEMORY_FRACTION = 0.5  # of the free GPU memory, for the features of all images
 

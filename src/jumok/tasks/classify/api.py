@@ -15,8 +15,6 @@ from jumok.tasks.jsonl_input import to_pair_line
 if TYPE_CHECKING:
     from jumok.look.viewer.viewer_data import ViewerData
 
-__all__ = ["SERVICE", "ClassificationRequest", "ClassificationResponse", "ClassificationService"]
-
 NUM_EXAMPLES = 3
 UNSEEN_SEED = BUILTIN_SEED + 1  # of built-in documents that no model was trained on
 

@@ -31,8 +31,6 @@ from jumok.tasks.classify.predictor import (
 from jumok.tasks.fine_tuning import TOO_LONG_HINT, BertTask
 from jumok.tasks.predictors import BertPredictor
 
-__all__ = ["BertClassificationPredictor", "BertClassificationTask"]
-
 
 class BertClassificationTask(
     ClassificationTask["BertClassificationPredictor"],

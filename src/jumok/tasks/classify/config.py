@@ -18,18 +18,6 @@ from jumok.tasks.config import (
 )
 from jumok.training import TrainConfig
 
-__all__ = [
-    "RECIPE_TYPES",
-    "BertClassificationDataConfig",
-    "BertClassificationRecipe",
-    "ClassificationDataConfig",
-    "ClassificationEvaluationConfig",
-    "ClassificationRecipe",
-    "HierarchicalRecipe",
-    "SelfAttentiveRecipe",
-    "WordAttentionDataConfig",
-]
-
 BUILTIN_DATASET = "decisive-words-en"
 
 

@@ -21,8 +21,6 @@ from jumok.tasks.config import DataSource
 from jumok.tasks.options import NBestOptions
 from jumok.tasks.supervised import SupervisedPredictorT, SupervisedTask
 
-__all__ = ["BUILTIN_SEED", "ClassificationTask"]
-
 BUILTIN_SEED = 1  # of the built-in documents
 
 

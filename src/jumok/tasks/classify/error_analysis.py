@@ -27,8 +27,6 @@ from jumok.look.viewer.error_page import (
 )
 from jumok.tasks.classify.faithfulness import AttentionHighlighter, highlight_in_batches
 
-__all__ = ["find_errors", "report_errors"]
-
 NUM_ERRORS_SHOWN, NUM_ERRORS_ON_PAGE = 5, 20
 
 

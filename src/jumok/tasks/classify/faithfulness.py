@@ -24,14 +24,6 @@ from jumok.metrics.faithfulness import AttendedContrast, Faithfulness, Predictio
 if TYPE_CHECKING:
     from jumok.look.viewer.attended_document import AttendedDocument
 
-__all__ = [
-    "AttentionHighlighter",
-    "check_can_highlight",
-    "compute_faithfulness",
-    "evaluate_faithfulness",
-    "highlight_in_batches",
-]
-
 MAX_FAITHFULNESS_TEXTS = 500  # texts that words are removed from
 SAMPLE_SEED = 1  # of the choice of texts, and of random words
 TEXTS_PER_BATCH = 256  # texts that are highlighted together

@@ -22,8 +22,6 @@ from jumok.metrics.classification import (
 )
 from jumok.tasks.base import Evaluation
 
-__all__ = ["format_output_line", "format_sample", "score_classes"]
-
 NUM_SAMPLES = 3  # sample predictions per validation
 MAX_SHOWN_CHARS = 200  # of the text of a sample
 CALIBRATION_FIELDS = ("low", "high", "count", "confidence", "accuracy")

@@ -25,8 +25,6 @@ from jumok.tasks.jsonl_input import split_pair
 from jumok.tasks.options import NBestOptions
 from jumok.tasks.predictors import SupervisedPredictor
 
-__all__ = ["TEXTS_PER_CHUNK", "ClassificationPrediction", "ClassificationPredictor"]
-
 TEXTS_PER_CHUNK = 1024  # texts that are encoded together
 
 

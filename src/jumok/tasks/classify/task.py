@@ -17,8 +17,6 @@ from jumok.tasks.classify.bert import BertClassificationTask
 from jumok.tasks.classify.config import BertClassificationRecipe
 from jumok.tasks.classify.word_attention import WordAttentionTask
 
-__all__ = ["build_task"]
-
 
 def build_task(run: Run) -> BertClassificationTask | WordAttentionTask:
     """Build the task of a run; the model of its recipe decides the class."""

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from jumok.look.viewer.attended_document import AttendedDocument
     from jumok.look.viewer.viewer_data import ViewerData
 
-__all__ = ["WordAttentionEncoding", "WordAttentionPredictor", "WordAttentionTask"]
-
 MAX_BATCH_TOKENS = 16384  # in a batch of predictions
 MAX_TITLE_CHARS = 120
 WordAttentionModel = SelfAttentiveClassifier | HierarchicalAttentionNetwork

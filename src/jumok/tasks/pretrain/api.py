@@ -14,8 +14,6 @@ from jumok.text_checks import to_single_line
 if TYPE_CHECKING:
     from jumok.look.viewer.viewer_data import ViewerData
 
-__all__ = ["SERVICE", "FillMaskRequest", "FillMaskResponse", "FillMaskService"]
-
 
 class FillMaskRequest(TextPairRequest):
     """A text with [MASK] for each masked word; or two texts: does the second follow the first?"""

@@ -12,8 +12,6 @@ from jumok.models.bert import BertConfig
 from jumok.tasks.config import AutoBool, ColumnName, DataSource, check_positive
 from jumok.training import TrainConfig
 
-__all__ = ["RECIPE_TYPES", "PretrainingDataConfig", "PretrainingRecipe"]
-
 
 @dataclass(frozen=True)
 class PretrainingDataConfig:

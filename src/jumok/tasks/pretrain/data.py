@@ -26,8 +26,6 @@ from jumok.tasks.base import DatasetSplit
 from jumok.tasks.config import DataSource
 from jumok.tasks.pretrain.config import PretrainingDataConfig
 
-__all__ = ["PretrainingData", "PretrainingSplit", "load_pretraining_split"]
-
 MAX_BATCH_TOKENS = 16384  # in a batch of held-out sequences
 MASKING_SEED = 0  # the same tokens are masked in every evaluation
 

@@ -19,8 +19,6 @@ from jumok.models.bert import BertPretrainingModel
 from jumok.run import Run
 from jumok.tasks.base import Evaluation
 
-__all__ = ["PretrainingScores", "build_evaluation", "format_samples", "score_model"]
-
 NUM_SAMPLES = 3  # sequences that a validation prints
 ACCURACY_CURVES = {"mlm_accuracy": "masked tokens", "nsp_accuracy": "next sentence"}
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from jumok.look.viewer.comparison import Ablations
     from jumok.look.viewer.viewer_data import ViewerData
 
-__all__ = ["FillMaskOptions", "FillMaskPrediction", "FillMaskPredictor", "compute_attention_maps"]
-
 LINES_PER_CHUNK = 1024  # lines that are read before any is answered, so that similar lengths share a batch
 MAX_BATCH_TOKENS = 8192
 DEFAULT_CANDIDATES = 5  # words per mask, unless --n-best asks for more

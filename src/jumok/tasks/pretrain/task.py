@@ -32,8 +32,6 @@ from jumok.tasks.pretrained import (
 )
 from jumok.training import DistributedRanks
 
-__all__ = ["PretrainingTask", "build_task"]
-
 
 class PretrainingTask(Task[FillMaskPredictor]):
     """Pretraining of BERT on documents."""

@@ -30,8 +30,6 @@ from jumok.tasks.speak.predictor import SpeechOptions, SpeechPredictor
 if TYPE_CHECKING:
     from jumok.look.viewer.viewer_data import ViewerData
 
-__all__ = ["SERVICE", "SpeechPart", "SpeechRequest", "SpeechResponse", "SpeechService"]
-
 EXAMPLE_TEXTS = ("forty two", "ninety nine", "Three. Two. One.")  # for the built-in voices, which say numbers
 MAX_OTHER_BYTES = 1 << 20  # bytes of a request besides its recording
 MAX_STYLE_TOKENS = 1024  # far more than any voice has

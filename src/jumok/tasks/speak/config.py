@@ -13,16 +13,6 @@ from jumok.models.tacotron import TacotronConfig
 from jumok.tasks.config import DataSource, SupervisedDataConfig, check_positive
 from jumok.training import TrainConfig
 
-__all__ = [
-    "BUILTIN_DATASET",
-    "RECIPE_TYPES",
-    "SpeechDataConfig",
-    "SpeechDecodeConfig",
-    "SpeechEvaluationConfig",
-    "SpeechRecipe",
-    "SpeechTextConfig",
-]
-
 BUILTIN_DATASET = "voices"
 SpeechColumnName = str | int
 

@@ -12,8 +12,6 @@ from jumok.errors import InputError
 from jumok.tasks.config import DataSource
 from jumok.tasks.speak.config import BUILTIN_DATASET, SpeechRecipe
 
-__all__ = ["check_style_labels", "read_examples"]
-
 BUILTIN_SEED = 1
 BUILTIN_SAMPLE_RATES = (8000, 16000)
 

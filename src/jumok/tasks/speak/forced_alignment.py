@@ -31,8 +31,6 @@ from jumok.data.readers.text_files import import_optional
 from jumok.metrics.cepstral_distortion import mel_cepstra
 from jumok.models.layers.module_list import build_module_list
 
-__all__ = ["FrameSymbols", "align_recordings"]
-
 FrameSymbols = NDArray[np.int64]  # (T,)
 NUM_ITERATIONS = 12
 MAX_TRAINING_RECORDINGS = 2000  # recordings at most, so that memory and time are bounded: they are hours of speech

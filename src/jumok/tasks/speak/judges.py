@@ -26,14 +26,6 @@ from jumok.data.readers.speech import SpeechExample
 if TYPE_CHECKING:
     from jumok.tasks.speak.predictor import SpeechPredictor
 
-__all__ = [
-    "SpeechJudge",
-    "choose_style_references",
-    "evaluate_with_judges",
-    "predict_probabilities",
-    "train_judge",
-]
-
 LABEL_FIELDS = ("text", "speaker", "emotion")
 MAX_CLASSES, MIN_CLASS_EXAMPLES = 24, 5  # limits of what can be learned: classes, and recordings of each
 CHANNELS = (16, 32, 64, 64)

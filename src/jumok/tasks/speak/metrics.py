@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from jumok.tasks.speak.prediction import SpeechSegment
     from jumok.tasks.speak.predictor import SpeechPredictor
 
-__all__ = ["compute_concordance", "estimate_effects", "measure_style_tokens", "score_speech"]
-
 NUM_STYLE_TEXTS = 12  # texts that are synthesized in every style, and with every token
 MAX_STYLES = 24
 NUM_FIGURES = 2  # utterances that are drawn, and written as audio

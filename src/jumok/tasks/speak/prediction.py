@@ -20,8 +20,6 @@ from jumok.errors import InputError
 from jumok.metrics.alignment_health import AlignmentHealth, measure_alignment_health
 from jumok.tasks.base import Prediction
 
-__all__ = ["MAX_STYLE_WEIGHT", "SpeechPrediction", "SpeechSegment", "parse_style_weights", "split_sentence"]
-
 MAX_STYLE_WEIGHT = 10  # of a style token; the weights of a recording add up to 1
 MAX_SKIPPED_FRACTION = 0.5  # of the symbols of a text; if more are skipped, there is a warning
 

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from jumok.look.viewer.viewer_data import ViewerData
     from jumok.tasks.speak.task import SpeechTask
 
-__all__ = ["EncodedUtterance", "SpeechOptions", "SpeechPredictor"]
-
 SEGMENTS_PER_BATCH = 32  # segments that are synthesized together
 MAX_BATCH_FRAMES = 20_000  # in a batch whose loss is computed
 NUM_HEALTH_EXAMPLES = 32  # utterances whose attention is measured at a validation
@@ -334,7 +332,8 @@ class SpeechPredictor(SupervisedPredictor[SpeechPrediction, SpeechOptions]):
         return self._build_segment_view(segment, text, style_weights)
 
     def _build_segment_view(self, segment: SpeechSegment, text: str, style_weights: Tensor | None) -> ViewerData:
-        from jumok.look.viewer.viewer_data import StyleTokenWeights, SynthesizedSpeech, ViewerData
+        from jumok.look.viewer.synthesized_speech import StyleTokenWeights, SynthesizedSpeech
+        from jumok.look.viewer.viewer_data import ViewerData
 
         style = None
         if style_weights is not None:

@@ -43,8 +43,6 @@ from jumok.training import DistributedRanks
 if TYPE_CHECKING:
     from jumok.tasks.speak.forced_alignment import FrameSymbols
 
-__all__ = ["SpeechTask", "build_task"]
-
 MAX_REPEATED_TEXTS = 50  # data with at most this many texts has many recordings of each
 
 

@@ -18,8 +18,6 @@ from jumok.data import audio
 from jumok.errors import InputError
 from jumok.tasks.speak.prediction import SpeechPrediction
 
-__all__ = ["WavWriter"]
-
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg")
 DEFAULT_STEM = "speech"
 

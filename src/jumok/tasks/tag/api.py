@@ -14,8 +14,6 @@ from jumok.tasks.tag.predictor import TaggingPrediction, TaggingPredictor
 if TYPE_CHECKING:
     from jumok.look.viewer.viewer_data import ViewerData
 
-__all__ = ["SERVICE", "TaggingRequest", "TaggingResponse", "TaggingService"]
-
 
 class TaggingRequest(TaskRequest):
     """A text to find entities in."""

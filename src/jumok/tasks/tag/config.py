@@ -8,8 +8,6 @@ from typing import Literal
 from jumok.data.readers.tagging import TagScheme
 from jumok.tasks.config import BertDataConfig, BertRecipe
 
-__all__ = ["RECIPE_TYPES", "TaggingDataConfig", "TaggingRecipe"]
-
 
 @dataclass(frozen=True)
 class TaggingDataConfig(BertDataConfig):

@@ -23,8 +23,6 @@ from jumok.inference.line_io import iterate_chunks
 from jumok.tasks.fine_tuning import TOO_LONG_HINT
 from jumok.tasks.tag.config import TaggingDataConfig
 
-__all__ = ["SENTENCES_PER_CHUNK", "WORD_PATTERN", "encode_sentences", "locate_pieces", "split_windows"]
-
 SENTENCES_PER_CHUNK = 1024  # sentences that are tokenized together
 # A word of raw text: letters and digits with symbols inside, or a single symbol. The last point of U.N. is part of
 # the word, that of a sentence is not.

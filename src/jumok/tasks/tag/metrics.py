@@ -13,8 +13,6 @@ from jumok.data.readers.tagging import TaggingExample, extract_entities
 from jumok.metrics.tagging import EntityScore, score_tags
 from jumok.tasks.base import Evaluation
 
-__all__ = ["score_tagging"]
-
 NUM_SAMPLES = 3  # sample sentences per validation
 
 

@@ -33,8 +33,6 @@ from jumok.tasks.tag.data import SENTENCES_PER_CHUNK, WORD_PATTERN, locate_piece
 if TYPE_CHECKING:
     from jumok.tasks.tag.task import TaggingTask
 
-__all__ = ["TaggingPrediction", "TaggingPredictor"]
-
 
 @dataclass(frozen=True)
 class TaggingPrediction(Prediction):

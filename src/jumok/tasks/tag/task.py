@@ -25,8 +25,6 @@ from jumok.tasks.tag.config import TaggingRecipe
 from jumok.tasks.tag.data import encode_sentences
 from jumok.tasks.tag.predictor import TaggingPredictor
 
-__all__ = ["TaggingTask", "build_task"]
-
 
 class TaggingTask(BertTask[TaggingExample, TaggingPredictor]):
     """Tagging of words by BERT."""

@@ -14,8 +14,6 @@ from jumok.tasks.translate.predictor import TranslationOptions, TranslationPredi
 if TYPE_CHECKING:
     from jumok.look.viewer.viewer_data import ViewerData
 
-__all__ = ["SERVICE", "TranslationRequest", "TranslationResponse", "TranslationService"]
-
 NUM_EXAMPLES = 3
 RESPONSE_FIELDS = ("translation", "score", "finished", "source_words", "target_words", "alignment")
 

@@ -8,24 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal
 import pydantic
 
 from jumok.data.readers.parallel_corpus import OnError
-from jumok.data.tokenizers.tokenizer import TokenizerConfig
+from jumok.data.tokenizers.vocabulary import TokenizerConfig
 from jumok.metrics.translation import BleuTokenization
 from jumok.models.convolutional import ConvolutionalConfig
 from jumok.models.seq2seq import Seq2SeqConfig
 from jumok.models.transformer import TransformerConfig
 from jumok.tasks.config import AutoBool, DataSource, check_positive
 from jumok.training import TrainConfig
-
-__all__ = [
-    "BUILTIN_CORPUS",
-    "RECIPE_TYPES",
-    "TranslationDataConfig",
-    "TranslationDecodeConfig",
-    "TranslationEvaluationConfig",
-    "TranslationModelConfig",
-    "TranslationRecipe",
-    "WordVectorsConfig",
-]
 
 BUILTIN_CORPUS = "english-korean"
 TranslationModelConfig = Seq2SeqConfig | ConvolutionalConfig | TransformerConfig

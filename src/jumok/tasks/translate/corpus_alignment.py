@@ -11,7 +11,7 @@ from typing import Literal, cast
 
 from jumok.data.readers import formats as readers_formats
 from jumok.data.readers import parallel_corpus, word_alignments
-from jumok.data.readers.parallel_corpus import InvalidExample, TranslationExample
+from jumok.data.readers.formats import InvalidExample, TranslationExample
 from jumok.data.readers.text_files import read_lines
 from jumok.errors import InputError
 from jumok.metrics.symmetrization import SYMMETRIZATIONS, Symmetrization
@@ -28,8 +28,6 @@ from jumok.tasks.translate.word_alignment import (
     WordAligner,
     WordAlignment,
 )
-
-__all__ = ["AlignmentJob", "load_aligner", "parse_on_error", "parse_view_filter", "read_pairs"]
 
 MAX_ERRORS_SHOWN = 20  # lines that could not be used are named one by one, up to so many
 LineWriter = Callable[[str], None]

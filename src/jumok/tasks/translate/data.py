@@ -15,13 +15,8 @@ from typing import Any, Literal
 
 from jumok.data.builtin import english_korean
 from jumok.data.readers import parallel_corpus, word_alignments
-from jumok.data.readers.parallel_corpus import (
-    CorpusPart,
-    InvalidExample,
-    ParallelCorpus,
-    SkippedExamples,
-    TranslationExample,
-)
+from jumok.data.readers.formats import InvalidExample, TranslationExample
+from jumok.data.readers.parallel_corpus import CorpusPart, ParallelCorpus, SkippedExamples
 from jumok.data.readers.word_alignments import GoldAlignment
 from jumok.data.splits import HashedHoldOut
 from jumok.data.tokenizers import moses, spelling
@@ -30,8 +25,6 @@ from jumok.files import write_text
 from jumok.tasks.base import DatasetSplit
 from jumok.tasks.config import DataSource
 from jumok.tasks.translate.config import BUILTIN_CORPUS, TranslationDataConfig
-
-__all__ = ["TranslationData", "TranslationSplit"]
 
 GRAMMAR_VERSION = 1  # of the built-in corpus; a new number means that tokenized data is rebuilt
 

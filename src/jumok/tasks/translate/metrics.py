@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jumok.data.readers.parallel_corpus import TranslationExample
+from jumok.data.readers.formats import TranslationExample
 from jumok.metrics import translation
 from jumok.metrics.translation import Bleu, Chrf, LengthBin, TranslationScore
 from jumok.metrics.word_alignment import AlignmentScore, score_alignment
@@ -25,15 +25,6 @@ if TYPE_CHECKING:
         TranslationPrediction,
         TranslationPredictor,
     )
-
-__all__ = [
-    "TranslationScores",
-    "build_bleu",
-    "compute_perplexity",
-    "evaluate_translations",
-    "score_translations",
-    "score_word_alignment",
-]
 
 MAX_BATCH_TOKENS = 8192  # target tokens in a batch whose loss is computed
 NUM_FIGURES = 3  # attention maps that are drawn

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from jumok import decoding
 from jumok.batches.tokens import EOS, LayerAttention, Seq2SeqBatch, Tokens
-from jumok.data.readers.parallel_corpus import TranslationExample
+from jumok.data.readers.formats import TranslationExample
 from jumok.data.tokenizers.tokenizer import TokenizerPair
 from jumok.decoding import Hypothesis, StreamListener
 from jumok.errors import InputError
@@ -35,14 +35,6 @@ from jumok.training import ValidationReport, compute_attention_health
 if TYPE_CHECKING:
     from jumok.look.viewer.comparison import Ablations
     from jumok.look.viewer.viewer_data import ViewerData
-
-__all__ = [
-    "StreamingBatch",
-    "TranslationOptions",
-    "TranslationPrediction",
-    "TranslationPredictor",
-    "split_by_map_size",
-]
 
 LINES_PER_CHUNK = 1024  # lines that are read before any is translated, so that similar lengths share a batch
 MAX_MAP_WEIGHTS = 1 << 18  # attention weights of one head of one layer that are computed together

@@ -38,8 +38,6 @@ from jumok.tasks.translate.data import TranslationData
 from jumok.tasks.translate.predictor import TranslationOptions, TranslationPredictor
 from jumok.training import DistributedRanks
 
-__all__ = ["TranslationTask", "build_task"]
-
 MODEL_TYPES: dict[str, Any] = {
     "seq2seq": Seq2Seq,
     "convolutional": ConvolutionalSeq2Seq,

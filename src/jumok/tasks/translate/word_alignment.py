@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from jumok.batches.tokens import Seq2SeqBatch
-from jumok.data.readers.parallel_corpus import InvalidExample, TranslationExample
+from jumok.data.readers.formats import InvalidExample, TranslationExample
+from jumok.data.readers.word_alignments import AlignmentLinks
 from jumok.errors import InputError, JumokError
 from jumok.look.views.alignment_selection import (
     AlignmentView,
@@ -26,20 +27,9 @@ from jumok.look.views.alignment_selection import (
     list_alignment_views,
 )
 from jumok.metrics.symmetrization import Symmetrization, product_links
-from jumok.metrics.word_alignment import AlignmentLinks, argmax_links, swap_links
+from jumok.metrics.word_alignment import argmax_links, swap_links
 from jumok.tasks.translate.config import TranslationDecodeConfig
 from jumok.tasks.translate.predictor import TranslationPredictor, split_by_map_size
-
-__all__ = [
-    "MAX_SELECTION_PAIRS",
-    "PAIRS_PER_CHUNK",
-    "AlignmentViewFilter",
-    "SelectedAlignmentViews",
-    "WordAligner",
-    "WordAlignment",
-    "read_attention",
-    "reverse_pair",
-]
 
 PAIRS_PER_CHUNK = 1024  # pairs that are read before any is aligned, so that those of like length go together
 MAX_SELECTION_PAIRS = 1000  # pairs that views are chosen by

@@ -60,8 +60,6 @@ from jumok.data.builtin.english_korean.predicates import (
     make_verb_phrase,
 )
 
-__all__ = ["Clause", "ClauseSampler", "ClauseScope"]
-
 MOOD_WEIGHTS = {
     Mood.SIMPLE: 0.62,
     Mood.NOT: 0.14,

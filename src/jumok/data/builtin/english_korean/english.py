@@ -10,8 +10,6 @@ import enum
 
 from jumok.data.builtin.english_korean.korean import Tense
 
-__all__ = ["SubjectAgreement", "add_ed", "add_ing", "add_s", "choose_article", "conjugate_be", "conjugate_do"]
-
 PLAIN_S_WORDS = ("piano", "photo", "zoo")  # end in -o, but take -s
 
 

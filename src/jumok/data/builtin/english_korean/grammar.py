@@ -35,8 +35,6 @@ from jumok.data.builtin.english_korean.predicates import (
     make_verb_phrase,
 )
 
-__all__ = ["draw_sentence"]
-
 TENSE_WEIGHTS = {Tense.PAST: 0.5, Tense.PRESENT: 0.3, Tense.FUTURE: 0.2}
 CLAUSE_COUNT_WEIGHTS = {1: 0.8, 2: 0.11, 3: 0.04, 4: 0.025, 5: 0.015, 6: 0.01}
 ACTION_VERBS = [verb for verb in (*lexicon.TRANSITIVES, *lexicon.INTRANSITIVES) if not verb.is_stative]

@@ -19,30 +19,6 @@ import enum
 import functools
 from dataclasses import dataclass
 
-__all__ = [
-    "AND",
-    "AT",
-    "BY",
-    "IN",
-    "OBJECT",
-    "OF",
-    "OR",
-    "SUBJECT",
-    "TO",
-    "TOPIC",
-    "Ending",
-    "Particle",
-    "PredicateGroup",
-    "Stem",
-    "Tense",
-    "append_particle",
-    "conjugate",
-    "final_consonant",
-    "make_infinitive",
-    "make_negative_stem",
-    "make_past_stem",
-]  # fmt: skip
-
 # The order of the parts of a syllable in Unicode.
 INITIALS = "ㄱㄲㄴㄷㄸㄹㅁㅂㅃㅅㅆㅇㅈㅉㅊㅋㅌㅍㅎ"
 VOWELS = "ㅏㅐㅑㅒㅓㅔㅕㅖㅗㅘㅙㅚㅛㅜㅝㅞㅟㅠㅡㅢㅣ"

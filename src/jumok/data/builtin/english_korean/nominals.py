@@ -42,19 +42,6 @@ from jumok.data.builtin.english_korean.phrases import (
 from jumok.data.builtin.english_korean.portable_random import PortableRandom
 from jumok.data.builtin.english_korean.predicates import Mood, PredicateForm, make_verb_phrase
 
-__all__ = [
-    "ANY_NOUN",
-    "INDEFINITE_PREDICATE",
-    "KNOWN_NOUN",
-    "KNOWN_WITHOUT_ADJECTIVE",
-    "NEW_NOUN",
-    "POSSESSED_PREDICATE",
-    "PREDICATE_NOUN",
-    "DeterminerWeights",
-    "Nominal",
-    "NominalSampler",
-]
-
 T = TypeVar("T", bound=Hashable)
 
 

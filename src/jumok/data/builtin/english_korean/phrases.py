@@ -21,19 +21,6 @@ from typing import NamedTuple
 from jumok.data.builtin.english_korean import korean
 from jumok.data.builtin.english_korean.korean import Particle
 
-__all__ = [
-    "Link",
-    "Phrase",
-    "add_particle",
-    "align_words",
-    "append_english",
-    "arrange",
-    "change_last_korean",
-    "concatenate",
-    "make_unaligned",
-    "prepend_english",
-]
-
 Link = tuple[int, int]  # (index of an English word, index of a Korean word)
 
 

@@ -6,8 +6,6 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-__all__ = ["PortableRandom"]
-
 T = TypeVar("T")
 
 

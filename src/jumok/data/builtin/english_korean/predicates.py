@@ -35,18 +35,6 @@ from jumok.data.builtin.english_korean.phrases import (
     prepend_english,
 )
 
-__all__ = [
-    "Mood",
-    "PredicateForm",
-    "make_adjective_phrase",
-    "make_bare_verb",
-    "make_chained_verb",
-    "make_copula_phrase",
-    "make_existence_phrase",
-    "make_future_phrase",
-    "make_verb_phrase",
-]
-
 EXIST_STEM = Stem("있", PredicateGroup.EXISTENCE)
 NOT_EXIST_STEM = Stem("없", PredicateGroup.EXISTENCE)
 NOT_BE_STEM = Stem("아니", PredicateGroup.COPULA)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from jumok.look.capture.adapters import flash, flex, softmax
+from jumok.look.capture.adapters import flash, flex, softmax, softmax_analysis
 from jumok.look.capture.adapters.call_site import (
     CallSite,
     get_call_site,
@@ -119,7 +119,7 @@ def _run_eager(site: CallSite, call: _HuggingFaceCall, run: Function) -> Any:
 
     captured, sink = site.try_capture(capture), getattr(call.module, "sinks", None)
     if captured is not None and len(scores) == 1 and scores[0].dim() == 4 and not _scores_match(captured, scores[0]):
-        captured, sink = softmax.capture_scores(scores[0]), None  # this model modifies its scores
+        captured, sink = softmax_analysis.capture_scores(scores[0]), None  # this model modifies its scores
     if captured is not None:
         site.report(captured, sink=sink)
     return out

@@ -26,7 +26,7 @@ from jumok.attention.prepared_keys import PreparedKeys
 from jumok.attention.scores import LocationSensitive, Score, _LocationSensitiveStep
 from jumok.look.capture.adapters.call_site import CallSite, ObservedCall, get_call_site, suppress_reports
 from jumok.look.capture.adapters.patching import Function, WrapperFactory, patch_attribute
-from jumok.look.capture.adapters.softmax import capture_scores
+from jumok.look.capture.adapters.softmax_analysis import capture_scores
 from jumok.look.capture.captured_attention import CapturedAttention, ScoreMod
 
 

@@ -17,11 +17,8 @@ from torch import Tensor
 from jumok.look.capture.adapters.call_site import OBSERVERS, CallSite, are_reports_suppressed, get_call_site
 from jumok.look.capture.adapters.module_stack import ModuleFrame, get_num_heads, looks_like_attention
 from jumok.look.capture.adapters.patching import Function, WrapperFactory, patch_attribute
-from jumok.look.capture.adapters.softmax_analysis import capture_scores, return_scores
 from jumok.look.capture.adapters.softmax_candidates import SoftmaxCandidate
 from jumok.look.capture.adapters.weight_tracker import get_tracker
-
-__all__ = ["capture_scores", "catch_scores", "get_wrappers", "install_patches", "return_scores"]
 
 _CAUGHT_SCORES: ContextVar[list[Tensor] | None] = ContextVar("jumok.look.caught_scores", default=None)
 SOFTMAX_FUNCTIONS = (torch.softmax, torch.special.softmax, torch.log_softmax, torch.special.log_softmax)
