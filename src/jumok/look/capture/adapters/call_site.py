@@ -116,7 +116,8 @@ class Observer:
 OBSERVERS: ContextVar[tuple[Observer, ...]] = ContextVar("jumok.look.observers", default=())
 # Whether an outer adapter reports this call. True: entirely; False: the inner one makes modifications.
 _SUPPRESSED: ContextVar[bool | None] = ContextVar("jumok.look.suppressed", default=None)
-# Hints of an outer adapter: the keys before they were repeated for grouped queries, and the kind.
+# Hints of an outer adapter: queries and keys before they were rearranged for grouped queries, and the kind.
+_QUERY_HINT: ContextVar[Tensor | None] = ContextVar("jumok.look.query", default=None)
 _KEYS_HINT: ContextVar[Tensor | None] = ContextVar("jumok.look.keys", default=None)
 _KIND_HINT: ContextVar[str | None] = ContextVar("jumok.look.kind", default=None)
 
@@ -268,12 +269,20 @@ def suppress_reports(entirely: bool) -> Iterator[None]:
         _SUPPRESSED.reset(token)
 
 
+def get_query_hint() -> Tensor | None:
+    """Return the queries ``(B, H, Q, D)`` of the current call, as an outer adapter knows them."""
+    return _QUERY_HINT.get()
+
+
 @contextmanager
-def provide_call_hints(keys: Tensor | None = None, kind: str | None = None) -> Iterator[None]:
-    """Provide inner calls with the keys before they are repeated for all heads, and with the kind."""
-    tokens = _KEYS_HINT.set(keys), _KIND_HINT.set(kind)
+def provide_call_hints(
+    query: Tensor | None = None, keys: Tensor | None = None, kind: str | None = None
+) -> Iterator[None]:
+    """Provide inner calls with queries and keys before they are rearranged for grouped queries, and the kind."""
+    tokens = _QUERY_HINT.set(query), _KEYS_HINT.set(keys), _KIND_HINT.set(kind)
     try:
         yield
     finally:
-        _KEYS_HINT.reset(tokens[0])
-        _KIND_HINT.reset(tokens[1])
+        _QUERY_HINT.reset(tokens[0])
+        _KEYS_HINT.reset(tokens[1])
+        _KIND_HINT.reset(tokens[2])

@@ -177,7 +177,7 @@ def _run_other(site: CallSite, call: _HuggingFaceCall, implementation: str, run:
     had_attention = [frame.has_attention for frame in site.frames]
     for frame in site.frames:
         frame.has_attention = False
-    with provide_call_hints(keys=call.key):
+    with provide_call_hints(query=call.query, keys=call.key):
         out = run()
     if not any(frame.has_attention for frame in site.frames):
         site.report_missed(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 
 from jumok.errors import InputError
-from jumok.look.capture.adapters.call_site import get_call_site
+from jumok.look.capture.adapters.call_site import get_call_site, get_query_hint
 from jumok.look.capture.adapters.nested_tensors import lengths_to_mask, pad_nested
 from jumok.look.capture.adapters.patching import Function, WrapperFactory
 from jumok.look.capture.captured_attention import CapturedAttention
@@ -44,11 +44,14 @@ def wrap_sdpa(attention: Function) -> Function:
             return attention(*args, **options)
         result = _run_with_lse(call) if attention is SDPA_FUNCTION else None
         out, lse = result or (attention(*args, **options), None)
-        captured = site.try_capture(lambda: _capture_call(call, lse))
+        unpacked = _unpack_grouped_queries(call, get_query_hint())
+        if lse is not None:
+            lse = lse.reshape(unpacked.query.shape[:3])
+        captured = site.try_capture(lambda: _capture_call(unpacked, lse))
         if captured is None:
             return out
         if not out.is_nested:
-            out_4d = _to_4d(out)
+            out_4d = _to_4d(out if unpacked is call else out.reshape(*unpacked.query.shape[:3], -1))
             modified = site.modify_output(captured, _to_4d(call.value), out_4d)
             out = out if modified is out_4d else modified.reshape(out.shape)
         site.report(captured)
@@ -60,6 +63,23 @@ def wrap_sdpa(attention: Function) -> Function:
 def get_wrappers() -> dict[Function, WrapperFactory]:
     """Return the wrapper of the function."""
     return {SDPA_FUNCTION: wrap_sdpa}
+
+
+def _unpack_grouped_queries(call: _SdpaCall, query: Tensor | None) -> _SdpaCall:
+    """Undo the packing of a single query with grouped heads, ``(B, H, 1, D)`` to ``(B, G, H / G, D)``.
+
+    Transformers packs so, to have a group of heads share its keys. ``query`` is the query before that.
+    """
+    if query is None or query.dim() != 4 or query.shape[2] != 1 or query.shape[1] == call.key.shape[1]:
+        return call
+    batch_size, num_heads, _, width = query.shape
+    num_groups = call.key.shape[1]
+    if call.query.shape != (batch_size, num_groups, num_heads // num_groups, width):
+        return call
+    mask = call.attn_mask
+    if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
+        mask = mask.reshape(mask.shape[0], num_heads, 1, mask.shape[3])
+    return call._replace(query=query, attn_mask=mask, enable_gqa=True)
 
 
 def _capture_call(call: _SdpaCall, lse: Tensor | None) -> CapturedAttention:
