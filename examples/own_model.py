@@ -84,14 +84,8 @@ def main(config: TranslationDataConfig, folder: Path = Path("runs/own-model"), s
 
     model = OwnModel(tokenizers.source.vocab_size, tokenizers.target.vocab_size)
     settings = TrainConfig(max_steps=steps, validate_every=200, learning_rate=3e-3, schedule="cosine", warmup_steps=2)
-    train(
-        model,
-        TranslationBatcher(store, max_tokens=1024, seed=1),
-        settings,
-        folder,
-        validate=validate,
-        console=Console(),
-    )
+    batcher = TranslationBatcher(store, max_tokens=1024, seed=1)
+    train(model, batcher, settings, folder, validate=validate, console=Console())
     with jumok.watch(model.cpu().eval()) as captures, torch.no_grad():
         model.loss(valid)
     print(captures, captures[0].weights(batch=0, head=2).shape)  # the weights of head 2 in the first sentence
