@@ -41,7 +41,8 @@ from jumok import decoding, recipe
 from jumok.data.builtin import english_korean
 from jumok.inference import engines
 from jumok.run import Run
-from jumok.tasks import base, build_task
+from jumok.tasks import build_task, load_predictor
+from jumok.tasks.training import train
 from jumok.tasks.translate.predictor import TranslationOptions, TranslationPredictor
 from jumok.training import save_weights
 
@@ -79,8 +80,8 @@ def build_echo_run(folder: Path, sizes: dict[str, int], vocabulary: int) -> Run:
     }
     tree["train"] |= {"validate_every": 1, "average_checkpoints": 0, "tensorboard": False, "device": "cpu"}
     run = Run.create_or_resume(folder, recipe.parse(tree))
-    base.train(build_task(run), Console(quiet=True))  # for its tokenizers
-    save_weights(echo_model.set_echo_weights(base.load_predictor(run, "cpu").model), run.weights_path)
+    train(build_task(run), Console(quiet=True))  # for its tokenizers
+    save_weights(echo_model.set_echo_weights(load_predictor(run, "cpu").model), run.weights_path)
     return run
 
 
@@ -90,7 +91,7 @@ def build_echo_run(folder: Path, sizes: dict[str, int], vocabulary: int) -> Run:
 def measure_speed(report: Report, plan: Plan) -> None:
     row = report.row("speed", f"beam {BEAM}, {plan.clients} clients", sentences=len(plan.texts))
     search = TranslationOptions(beam_size=BEAM)
-    alone = base.load_predictor(plan.run, "cpu")
+    alone = load_predictor(plan.run, "cpu")
     _describe(report, row, alone, plan)
     some = plan.texts[: max(8, len(plan.texts) // 8)]
     _timed(report, row, ALONE, len(some), lambda: [list(alone.predict([one], search)) for one in some])

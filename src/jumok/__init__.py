@@ -63,7 +63,7 @@ def load(folder: str | Path, device: str = "auto") -> Any:
     torch.Size([1, 4, 384])
     """
     from jumok.run import Run
-    from jumok.tasks.base import load_predictor
+    from jumok.tasks import load_predictor
 
     folder = Path(folder)
     if (folder / "config.json").is_file() and not (folder / "recipe.yaml").is_file():

@@ -269,10 +269,9 @@ def test_a_training_that_is_refused_touches_nothing(jumok: Callable[..., Said], 
 def test_stopped_before_the_first_step_it_says_how_to_go_on(
     jumok: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, number: int, status: int
 ) -> None:
-    from jumok.tasks import base
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(base, "train", lambda *_: (signal.raise_signal(number), time.sleep(5)))
+    monkeypatch.setattr("jumok.tasks.training.train", lambda *_: (signal.raise_signal(number), time.sleep(5)))
     said = jumok("train", "bahdanau", *SMALL, "--out", "stopped")
     assert (said.status, said.err) == (
         status,

@@ -23,8 +23,7 @@ from jumok.errors import InputError, MissingExtra
 from jumok.inference import batch_inference, line_io, resumable_output
 from jumok.inference.batch_inference import InferenceJob
 from jumok.run import Run
-from jumok.tasks import base as tasks_base
-from jumok.tasks import build_task
+from jumok.tasks import build_task, load_predictor
 from jumok.tasks.translate.predictor import TranslationOptions
 
 TEXTS = [one.english for one in sentences(41, 5)]
@@ -74,7 +73,7 @@ def test_pairs_and_questions_are_what_the_server_takes(
     pairs: Run, tmp_path: Path, done: Callable[..., list[str]]
 ) -> None:
     [said] = done(pairs, [{"text": "the film was\nsad", "text_pair": "nice"}])
-    right = tasks_base.load_predictor(pairs, "cpu").classify("the film was sad", "nice")
+    right = load_predictor(pairs, "cpu").classify("the film was sad", "nice")
     assert json.loads(said)["label"] == right.label
     assert json.loads(said)["probability"] == pytest.approx(right.classes[0][1])
     with pytest.raises(InputError, match="line 1 has 1 text; this model reads two"):
@@ -84,7 +83,7 @@ def test_pairs_and_questions_are_what_the_server_takes(
     run = trained_bert(tmp_path / "run", "answer", {"train": data, "held_out_size": 5}, train={"max_epochs": 1})
     context = "a\tlong  story:\nAnna lives in Seoul"
     [said] = done(run, [{"id": 5, "question": "where?", "context": context}])
-    right = tasks_base.load_predictor(run, "cpu").answer("where?", context).answer
+    right = load_predictor(run, "cpu").answer("where?", context).answer
     assert (json.loads(said)["id"], json.loads(said)["start"]) == (5, right.start)
     assert json.loads(said)["answer"] == context[right.start : right.end]
 

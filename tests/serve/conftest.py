@@ -70,7 +70,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     import tasks_labelled
     import tasks_small
 
-    from jumok.tasks import base
+    from jumok.tasks.training import train
 
     root, chance = tmp_path_factory.mktemp("runs"), random.Random(1)
     made = {"translate": tasks_small.trained(root / "translate", "transformer")}
@@ -99,9 +99,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (root / "text.txt").write_text(text, encoding="utf-8")
     words = recipe.load("hierarchical/default", [*WORDS, "data.builtin_size=90"])
     made["words"] = Run.create_or_resume(root / "words", words)
-    base.train(build_task(made["words"]), Console(quiet=True))
+    train(build_task(made["words"]), Console(quiet=True))
     run = Run.create_or_resume(root / "fill", recipe.load("bert", [*BERT, f"data.train={root / 'text.txt'}"]))
-    base.train(build_task(run), Console(quiet=True))
+    train(build_task(run), Console(quiet=True))
     made["fill-mask"] = run
     return {name: run.folder for name, run in made.items()}
 

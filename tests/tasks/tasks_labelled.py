@@ -9,8 +9,8 @@ from rich.console import Console
 
 from jumok import recipe
 from jumok.run import Run
-from jumok.tasks import base as tasks_base
 from jumok.tasks import build_task
+from jumok.tasks.training import train
 
 GOOD, BAD = ["nice", "lovely", "great", "happy"], ["awful", "sad", "boring", "poor"]
 OTHER = ["the", "film", "was", "a", "very", "long", "story", "and"]
@@ -107,9 +107,9 @@ def squad(path: Path, articles: list[list[dict[str, Any]]]) -> str:
 
 def trained(folder: Path, task: str, data: dict[str, Any], **more: Any) -> Run:
     """A small run, to its end."""
-    train = TRAIN | more.pop("train", {})
+    settings = TRAIN | more.pop("train", {})
     model = MODEL | more.pop("model", {})
-    tree = {"task": task, "data": data, "model": model, "tokenizer": {"vocab_size": 200}, "train": train, **more}
+    tree = {"task": task, "data": data, "model": model, "tokenizer": {"vocab_size": 200}, "train": settings, **more}
     run = Run.create_or_resume(folder, recipe.parse(tree))
-    tasks_base.train(build_task(run), Console(quiet=True))
+    train(build_task(run), Console(quiet=True))
     return run

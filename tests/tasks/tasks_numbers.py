@@ -9,8 +9,8 @@ from rich.console import Console
 
 from jumok import recipe
 from jumok.run import Run
-from jumok.tasks import base as tasks_base
 from jumok.tasks import build_task
+from jumok.tasks.training import train
 
 ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 GERMAN = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
@@ -53,7 +53,7 @@ def trained() -> Run:
     run = Run.create_or_resume(
         home / "numbers", recipe.load("transformer", [*SMALL, f"data.train={home / 'numbers.tsv'}"])
     )
-    tasks_base.train(build_task(run), Console(quiet=True))
+    train(build_task(run), Console(quiet=True))
     return run
 
 

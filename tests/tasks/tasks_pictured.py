@@ -12,8 +12,8 @@ from rich.console import Console
 from jumok import recipe
 from jumok.data.builtin.scenes import ShapeScene, draw_scene
 from jumok.run import Run
-from jumok.tasks import base as tasks_base
 from jumok.tasks import build_task
+from jumok.tasks.training import train
 
 QUIET = Console(quiet=True)
 SMALL = [
@@ -84,5 +84,5 @@ def small(name: str, *more: str) -> Any:
 
 def trained(folder: Path, chosen: Any) -> Run:
     run = Run.create_or_resume(folder, chosen)
-    tasks_base.train(build_task(run), QUIET)
+    train(build_task(run), QUIET)
     return run

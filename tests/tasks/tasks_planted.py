@@ -9,7 +9,7 @@ from jumok.batches.tokens import LayerAttention, Seq2SeqBatch
 from jumok.data.readers.formats import TranslationExample
 from jumok.look.views.alignment_selection import AlignmentView
 from jumok.run import Run
-from jumok.tasks import base as tasks_base
+from jumok.tasks import load_predictor
 from jumok.tasks.translate.predictor import TranslationPredictor
 
 WORDS = [f"{a}{b}" for a in "bdfgk" for b in "aeiou"]
@@ -58,6 +58,6 @@ class Planted(nn.Module):
 
 def planted(run: Run, view: AlignmentView) -> TranslationPredictor:
     """The translator of a run with such a model in the place of its own."""
-    translator = tasks_base.load_predictor(run, "cpu")
+    translator = load_predictor(run, "cpu")
     translator.model = Planted(view)
     return translator

@@ -9,8 +9,8 @@ from rich.console import Console
 from jumok import recipe
 from jumok.data.builtin import english_korean
 from jumok.run import Run
-from jumok.tasks import base as tasks_base
 from jumok.tasks import build_task
+from jumok.tasks.training import train
 
 # Small enough for a test; what a recipe is about stays as it is.
 SMALL = [
@@ -58,5 +58,5 @@ def small(name: str, *more: str) -> Any:
 def trained(folder: Path, name: str, *more: str) -> Run:
     """A small run."""
     run = Run.create_or_resume(folder, small(name, *more))
-    tasks_base.train(build_task(run), Console(quiet=True))
+    train(build_task(run), Console(quiet=True))
     return run

@@ -12,8 +12,8 @@ from jumok import recipe
 from jumok.data.audio import save_audio
 from jumok.data.builtin.spoken_numbers import synthesize_utterance
 from jumok.run import Run
-from jumok.tasks import base as tasks_base
 from jumok.tasks import build_task
+from jumok.tasks.training import train
 
 QUIET = Console(quiet=True)
 SMALL = [
@@ -48,7 +48,7 @@ def small(name: str, *more: str) -> Any:
 
 def trained(folder: Path, chosen: Any, console: Console = QUIET) -> Run:
     run = Run.create_or_resume(folder, chosen)
-    tasks_base.train(build_task(run), console)
+    train(build_task(run), console)
     return run
 
 

@@ -17,7 +17,7 @@ from jumok.look.views.alignment_selection import AlignmentView
 from jumok.metrics.symmetrization import SYMMETRIZATIONS
 from jumok.metrics.word_alignment import argmax_links, pool_to_words, score_alignment, swap_links
 from jumok.run import Run
-from jumok.tasks import base as tasks_base
+from jumok.tasks import load_predictor
 from jumok.tasks.translate import (
     metrics as translate_metrics,
 )
@@ -180,7 +180,7 @@ def test_links_count_the_words_that_came_not_the_prepared_ones(tmp_path: Path) -
     (tmp_path / "t.tsv").write_text("en\tfr\n" + "".join(f"{line}\n" for line in lines), encoding="utf-8")
     sides = ["data.source=en", "data.target=fr", "data.preprocessing=expand-contractions", "data.held_out_size=5"]
     run = trained(tmp_path / "run", "transformer", f"data.train={tmp_path / 't.tsv'}", *sides)
-    loaded = tasks_base.load_predictor(run, "cpu")
+    loaded = load_predictor(run, "cpu")
     text = _AlignmentText.from_text(loaded, "L'os du chien.", "target")
     pieces = loaded.tokenizers.target.ids_to_tokens(text.token_ids)
     assert "".join(pieces).replace("▁", " ").strip() == "le os de le chien ."
@@ -196,7 +196,7 @@ def test_links_count_the_words_that_came_not_the_prepared_ones(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["bahdanau", "transformer"])
 def test_links_are_those_of_the_translator_itself(name: str, request: pytest.FixtureRequest) -> None:
-    translator = tasks_base.load_predictor(request.getfixturevalue(name), "cpu")
+    translator = load_predictor(request.getfixturevalue(name), "cpu")
     some = [
         TranslationExample("we walk to the market", "우리는 시장에 걸어간다", ""),
         TranslationExample("i run", "나는 달린다", ""),
@@ -218,15 +218,13 @@ def test_links_are_those_of_the_translator_itself(name: str, request: pytest.Fix
 
 def test_models_that_cannot_align_are_refused(word_runs: dict[str, Run]) -> None:
     with pytest.raises(InputError, match="no attention"):
-        WordAligner(tasks_base.load_predictor(word_runs["fixed"], "cpu"))
+        WordAligner(load_predictor(word_runs["fixed"], "cpu"))
     with pytest.raises(InputError, match=r"forth translates low to high, as .*; the reverse goes from high to low"):
-        WordAligner(
-            tasks_base.load_predictor(word_runs["forth"], "cpu"), tasks_base.load_predictor(word_runs["forth"], "cpu")
-        )
+        WordAligner(load_predictor(word_runs["forth"], "cpu"), load_predictor(word_runs["forth"], "cpu"))
 
 
 def test_columns_by_number_tell_directions_of_the_same_data_only(bahdanau: Run) -> None:
-    one, other = tasks_base.load_predictor(bahdanau, "cpu"), tasks_base.load_predictor(bahdanau, "cpu")
+    one, other = load_predictor(bahdanau, "cpu"), load_predictor(bahdanau, "cpu")
     with pytest.raises(InputError, match="translates 1 to 2, as"):
         WordAligner(one, other)
     recipe = other.run.recipe
@@ -238,7 +236,7 @@ def test_columns_by_number_tell_directions_of_the_same_data_only(bahdanau: Run) 
 def test_validation_data_that_the_model_cannot_take_chooses_nothing(
     word_runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    aligner = WordAligner(tasks_base.load_predictor(word_runs["short"], "cpu"))
+    aligner = WordAligner(load_predictor(word_runs["short"], "cpu"))
     valid = TranslationSplit(
         "valid", [TranslationExample("ba " * 12, "BA", ""), TranslationExample("da fa", "FA DA", "")]
     )
@@ -258,7 +256,7 @@ def test_a_text_that_preparing_leaves_nothing_of_has_no_links(word_runs: dict[st
 
 
 def test_a_pair_that_learned_positions_do_not_reach_is_told(word_runs: dict[str, Run]) -> None:
-    aligner = WordAligner(tasks_base.load_predictor(word_runs["short"], "cpu"))
+    aligner = WordAligner(load_predictor(word_runs["short"], "cpu"))
     assert aligner.find_length_problem(TranslationExample("ba" + " ba" * 10, "BA", "here:1")) is None
     for pair in (
         TranslationExample("ba" + " ba" * 11, "BA", "here:1"),
@@ -274,7 +272,7 @@ def test_attention_to_no_word_gives_no_link(word_runs: dict[str, Run]) -> None:
             rows, steps = batch.target.ids.shape
             return [LayerAttention("", torch.zeros(rows, 1, steps, batch.source.ids.shape[1]))]
 
-    loaded = tasks_base.load_predictor(word_runs["forth"], "cpu")
+    loaded = load_predictor(word_runs["forth"], "cpu")
     loaded.model = Silent(1, 1)
     aligner = WordAligner(loaded)
     chosen = aligner.select_views(pairs(5))
@@ -330,7 +328,7 @@ def test_eval_keeps_to_the_recipe(word_runs: dict[str, Run], monkeypatch: pytest
 def test_eval_gives_no_links_to_a_pair_that_is_too_long(
     word_runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    translator = tasks_base.load_predictor(word_runs["short"], "cpu")
+    translator = load_predictor(word_runs["short"], "cpu")
     some = [*pairs(3, longest=5), TranslationExample("ba" + " ba" * 11, "BA", "here:4")]
     gold = TranslationSplit("gold", some, gold_alignments=[GoldAlignment(frozenset({(0, 0)}))] * 4)
     monkeypatch.setattr(type(translator.data), "gold_split", lambda _: gold)

@@ -18,8 +18,9 @@ from jumok.data.readers.squad import AnswerExample, ContextSpan
 from jumok.data.tokenizers.segmentation import find_grapheme_boundaries
 from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 from jumok.run import Run
-from jumok.tasks import base as tasks_base
+from jumok.tasks import load_predictor
 from jumok.tasks.answer.data import EncodedQuestion, encode_questions
+from jumok.tasks.evaluation import evaluate
 from jumok.tasks.options import NBestOptions
 
 QUIET = Console(quiet=True)
@@ -37,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_answers_are_learned(run: Run) -> None:
     reader = jumok.load(run.folder, "cpu")
-    found = tasks_base.evaluate(reader, "test", NBestOptions(), QUIET)
+    found = evaluate(reader, "test", NBestOptions(), QUIET)
     assert found.metrics["exact_match"] == found.metrics["f1"] == found.metrics["f1_upper_bound"] == 1
     split = reader.load_split("test")
     assert max(len(one.context.split()) for one in split.examples) > 40
@@ -46,7 +47,7 @@ def test_answers_are_learned(run: Run) -> None:
 
 
 def test_what_is_said_in_words(run: Run) -> None:
-    reader = tasks_base.load_predictor(run, "cpu")
+    reader = load_predictor(run, "cpu")
     context = "the film  Carla Maria lives in New York and"
     found = reader.answer("where?", context)
     assert found.answer == ContextSpan("New York", context.index("New York"))
@@ -70,7 +71,7 @@ def test_what_is_said_in_words(run: Run) -> None:
 
 
 def test_answers_far_into_a_long_text(run: Run) -> None:
-    reader = tasks_base.load_predictor(run, "cpu")
+    reader = load_predictor(run, "cpu")
     context = " ".join(["film"] * 100 + ["Bruno lives in Busan"] + ["story"] * 70)
     assert reader.answer("who?", context).answer == ContextSpan("Bruno", context.index("Bruno"))
     assert reader.answer("where?", context).answer == ContextSpan("Busan", context.index("Busan"))
@@ -87,34 +88,34 @@ def test_answers_far_into_a_long_text(run: Run) -> None:
 )
 def test_lines_that_cannot_be_answered(run: Run, line: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
-        list(tasks_base.load_predictor(run, "cpu").predict([line], NBestOptions(), first_index=2))
+        list(load_predictor(run, "cpu").predict([line], NBestOptions(), first_index=2))
 
 
 def test_bars_do_for_a_tab(run: Run) -> None:
-    reader = tasks_base.load_predictor(run, "cpu")
+    reader = load_predictor(run, "cpu")
     tabbed, barred = reader.predict(["who?\tAnna lives in Busan", "who? ||| Anna lives in Busan"], NBestOptions())
     assert barred.answers == tabbed.answers
 
 
 def test_an_empty_text_has_no_answer(run: Run) -> None:
-    found = tasks_base.load_predictor(run, "cpu").answer("who?", "")
+    found = load_predictor(run, "cpu").answer("who?", "")
     assert found.answer == ContextSpan("", 0)
     [line] = found.to_lines(n_best=False, alignments=False, as_json=False)
     assert line.startswith("(no answer)\t0-0\t")
 
 
 def test_a_long_text_is_refused_if_the_recipe_says_so(run: Run) -> None:
-    reader = tasks_base.load_predictor(run, "cpu")
+    reader = load_predictor(run, "cpu")
     reader.task.recipe = replace(run.recipe, data=replace(run.recipe.data, on_overflow="error"))
     with pytest.raises(InputError, match="line 1: a text that is too long"):
         reader.answer("who?", "film " * 60)
 
 
 def test_the_rows_of_a_question(run: Run) -> None:
-    reader = tasks_base.load_predictor(run, "cpu")
+    reader = load_predictor(run, "cpu")
     context = " ".join(["film"] * 50 + ["New York"])
     asked = AnswerExample("where?", context, (ContextSpan("New York", context.index("New")),), "1", "a", "x")
-    [rows] = reader.task.encode_rows([asked], reader.tokenizer, 40)
+    [rows] = reader.encode([asked])
     assert len(rows) > 1
     for row in rows:
         start, end = row.annotations["starts"], row.annotations["ends"]
@@ -127,7 +128,7 @@ def test_the_rows_of_a_question(run: Run) -> None:
 
 
 def test_an_answer_across_the_ends_of_windows_is_whole_in_another(run: Run) -> None:
-    reader = tasks_base.load_predictor(run, "cpu")
+    reader = load_predictor(run, "cpu")
     reader.task.recipe = replace(run.recipe, data=replace(run.recipe.data, window_stride=128))  # more than fits
     words = ["film"] * 33 + ["was", "a", "story"] + ["film"] * 40  # "who?" leaves room for 35
     context = " ".join(words)
@@ -153,14 +154,14 @@ def test_questions_without_an_answer_are_learned(tmp_path: Path) -> None:
         trained(tmp_path / "refuses", "answer", {"train": path})
     data = {"train": path, "held_out_size": 40, "has_unanswerable": True}
     run = trained(tmp_path / "run", "answer", data, train={"max_epochs": 25, "batch_tokens": 1024})
-    reader = tasks_base.load_predictor(run, "cpu")
+    reader = load_predictor(run, "cpu")
     assert reader.answer("when?", "the film Anna lives in Paris and").answer.text == ""
     assert reader.answer("who?", "the film Anna lives in Paris and").answer.text == "Anna"
     assert reader.score_examples(reader.load_split("test").examples).metrics["exact_match"] > 0.95
 
 
 def test_look_and_export(run: Run, tmp_path: Path) -> None:
-    reader = tasks_base.load_predictor(run, "cpu")
+    reader = load_predictor(run, "cpu")
     rows = reader.build_viewer_data("who?\tAnna lives in Busan")[0].layers[0].row_labels
     assert rows[:4] == ["[CLS]", "who", "?", "[SEP]"]
     reader.export("hf", tmp_path / "hf")
@@ -187,7 +188,7 @@ def test_answers_in_decomposed_text_are_whole(form: str) -> None:
 
 
 def test_a_question_about_decomposed_text(run: Run) -> None:
-    reader = tasks_base.load_predictor(run, "cpu")
+    reader = load_predictor(run, "cpu")
     context = unicodedata.normalize("NFD", "café 나는 각 naïve")
     found = reader.answer("각?", context, n_best=20)
     boundaries = set(find_grapheme_boundaries(context))

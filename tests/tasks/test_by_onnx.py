@@ -26,8 +26,8 @@ from jumok.cli.app import app
 from jumok.export import onnx
 from jumok.inference import engines, onnx_engine
 from jumok.run import Run
-from jumok.tasks import base as tasks_base
-from jumok.tasks import build_task
+from jumok.tasks import build_task, load_predictor
+from jumok.tasks.training import train
 from jumok.tasks.translate.predictor import TranslationOptions
 
 pytest.importorskip("onnxruntime")
@@ -90,11 +90,11 @@ def made(kind: str, folder: Path) -> tuple[Run, list[str]]:
         small += ["train.tensorboard=false", "train.warmup_steps=1", "train.max_steps=2"]
         small += [f"data.train={folder / 'x.txt'}"]
         run = Run.create_or_resume(folder / "run", recipe.load("bert/default", small))
-        tasks_base.train(build_task(run), QUIET)
+        train(build_task(run), QUIET)
         return run, ["one [MASK] three", "[MASK] ||| six seven [MASK] nine .", "one ||| two"]
     if kind in ("self_attentive", "hierarchical"):
         run = Run.create_or_resume(folder / "run", recipe.load(f"{kind}/default", WORDY))
-        tasks_base.train(build_task(run), QUIET)
+        train(build_task(run), QUIET)
         return run, DOCUMENTS
     run = translating(folder / "run", kind)
     return run, ["the dog sees a cat", "he goes", "", "the old man goes to the house and sees the cat"]
@@ -128,7 +128,7 @@ def search(run: Run, **asked: Any) -> Any:
 
 def test_an_engine_says_what_pytorch_says(kept: Any) -> None:
     run, lines, _ = kept
-    usual, engine = tasks_base.load_predictor(run, "cpu"), onnx_engine.load(run, "cpu")
+    usual, engine = load_predictor(run, "cpu"), onnx_engine.load(run, "cpu")
     for asked in [{}, {"n_best": 3}, {"beam_size": 1}]:
         if "beam_size" in asked and run.recipe.task != "translate":
             continue
@@ -161,7 +161,7 @@ def same(left: Any, right: Any) -> None:
 
 def test_an_engine_shows_where_the_model_looked(kept: Any, tmp_path: Path) -> None:
     run, lines, _ = kept
-    usual, engine = tasks_base.load_predictor(run, "cpu"), onnx_engine.load(run, "cpu")
+    usual, engine = load_predictor(run, "cpu"), onnx_engine.load(run, "cpu")
     [wanted], [said] = usual.build_viewer_data(lines[0]), engine.build_viewer_data(lines[0])
     assert said.title == wanted.title
     assert [one.name for one in said.layers] == [one.name for one in wanted.layers]
@@ -189,7 +189,7 @@ def test_the_readme_is_all_that_one_needs(exported: Any) -> None:
     text = (folder / "README.md").read_text(encoding="utf-8")
     [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     said = alone(code, folder)
-    reader = tasks_base.load_predictor(run, "cpu")
+    reader = load_predictor(run, "cpu")
     if run.recipe.task == "translate":
         assert (
             said == reader.translate("this is an example sentence", TranslationOptions(beam_size=1)).translation.strip()

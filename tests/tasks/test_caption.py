@@ -21,11 +21,12 @@ from jumok.data.images import ImageFile
 from jumok.inference import batch_inference
 from jumok.metrics import captions
 from jumok.run import Run
-from jumok.tasks import base as tasks_base
 from jumok.tasks import build_task
 from jumok.tasks.caption import inputs
 from jumok.tasks.caption.predictor import CaptionOptions, CaptionPredictor
 from jumok.tasks.caption.task import CaptionTask
+from jumok.tasks.evaluation import evaluate
+from jumok.tasks.training import train
 
 pytest.importorskip("PIL")
 
@@ -86,13 +87,13 @@ def test_what_is_learned_by_heart_is_said_exactly(soft: CaptionPredictor, tmp_pa
     torch.testing.assert_close(said.attention.sum((1, 2)), torch.ones(len(said.words)))
     for same in (png(draw_scene(1, 3)), draw_scene(1, 3).pixels):
         assert soft.caption(same).caption == said.caption
-    found = tasks_base.evaluate(soft, "test", CaptionOptions(beam_size=2), QUIET)
+    found = evaluate(soft, "test", CaptionOptions(beam_size=2), QUIET)
     assert found.metrics["exact_match"] == 1.0
     assert found.metrics["bleu4"] == found.metrics["bleu4_without_brevity"] == pytest.approx(100)
 
 
 def test_figures_are_those_of_what_was_said(barely: CaptionPredictor) -> None:
-    tasks_base.evaluate(barely, "valid", CaptionOptions(), QUIET)
+    evaluate(barely, "valid", CaptionOptions(), QUIET)
     folder = barely.run.folder / "eval"
     kept = json.loads((folder / "valid.json").read_text(encoding="utf-8"))
     text = (folder / "valid.jsonl").read_text(encoding="utf-8")
@@ -113,7 +114,7 @@ def test_figures_are_those_of_what_was_said(barely: CaptionPredictor) -> None:
 def test_hard_attention_looks_at_one_place_and_learns(tmp_path: Path) -> None:
     steps = ["train.max_steps=100", "train.validate_every=100"]
     reader = learned(tmp_path / "run", "model.attention=hard", "data.builtin_size=4", *steps)
-    assert tasks_base.evaluate(reader, "test", CaptionOptions(), QUIET).metrics["exact_match"] >= 0.75
+    assert evaluate(reader, "test", CaptionOptions(), QUIET).metrics["exact_match"] >= 0.75
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ def test_other_data_than_it_began_with_is_refused(tmp_path: Path) -> None:
     table.write_text(table.read_text(encoding="utf-8").replace("I see", "We see"), encoding="utf-8")
     again = Run.create_or_resume(tmp_path / "run", small("captioner", *chosen, "train.max_steps=5"))
     with pytest.raises(InputError, match="the data has changed"):
-        tasks_base.train(build_task(again), QUIET)
+        train(build_task(again), QUIET)
 
 
 # -------------------------------------------------------------------------------------------- others' data
@@ -190,7 +191,7 @@ def test_what_is_left_out_of_other_data_is_told_too(tmp_path: Path, table: Path)
     broken = folder_of(tmp_path / "broken", 4, broken=(1, 2))
     chosen = [f"data.train={table}", f"data.valid={broken}", f"data.test={table}", "data.on_error=skip"]
     told = io.StringIO()
-    tasks_base.train(
+    train(
         build_task(Run.create_or_resume(tmp_path / "run", small("captioner", *chosen))), Console(file=told, width=300)
     )
     assert f"Of the valid data, 2 skipped: 2 × a damaged image (first: {broken}:2 1.png)" in told.getvalue()
@@ -210,7 +211,7 @@ def test_a_picture_that_has_gone_since_is_judged_and_not_drawn(tmp_path: Path) -
     first, _ = reader.load_split("test").examples
     first.image.path.unlink()
     told = io.StringIO()
-    tasks_base.evaluate(reader, "test", CaptionOptions(), Console(file=told, width=300))
+    evaluate(reader, "test", CaptionOptions(), Console(file=told, width=300))
     assert f"no figure: {first.image.location}: an image that cannot be read" in told.getvalue()
     assert json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))["num_examples"] == 2
     assert [path.name for path in (run.folder / "figures").iterdir()] == ["test-2.png"]
@@ -243,7 +244,7 @@ def test_every_recipe_of_flickr8k_trains_speaks_and_is_scored(
     monkeypatch.setenv("JUMOK_CACHE", str(tmp_path / "other"))  # the run has all it needs
     reader = jumok.load(run.folder, "cpu")
     assert reader.grid_size == (2, 2)
-    tasks_base.evaluate(reader, "test", CaptionOptions(beam_size=2), QUIET)
+    evaluate(reader, "test", CaptionOptions(beam_size=2), QUIET)
     kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     assert kept["num_examples"] == 2
     assert "pointing" not in kept

@@ -26,11 +26,13 @@ from jumok.data.batching.texts import TextBatcher
 from jumok.data.readers.classification import ClassificationExample
 from jumok.models.bert import BertConfig
 from jumok.run import Run
-from jumok.tasks import base as tasks_base
-from jumok.tasks import build_task, pretrained
+from jumok.tasks import build_task, load_predictor, pretrained
 from jumok.tasks.batch_layout import resolve_packing
 from jumok.tasks.classify.bert import BertClassificationTask
+from jumok.tasks.comparison import compare
+from jumok.tasks.evaluation import evaluate
 from jumok.tasks.options import NBestOptions
+from jumok.tasks.training import train
 from jumok.training import load_weights
 
 QUIET = Console(quiet=True)
@@ -60,7 +62,7 @@ def written(prediction: Any, **more: bool) -> list[str]:
 
 
 def test_of_weights_that_score_the_same_the_loss_decides(run: Run) -> None:
-    reader = tasks_base.load_predictor(run, "cpu")
+    reader = load_predictor(run, "cpu")
     examples = reader.load_split("valid").examples
     report = reader.validate(reader.load_split("valid"))
     assert (report.select_by, report.tie_breaker) == ("accuracy", "loss")
@@ -80,7 +82,7 @@ def test_of_weights_that_score_the_same_the_loss_decides(run: Run) -> None:
 
 def test_single_texts_are_learned(run: Run) -> None:
     reader = jumok.load(run.folder, "cpu")
-    found = tasks_base.evaluate(reader, "test", NBestOptions(), QUIET)
+    found = evaluate(reader, "test", NBestOptions(), QUIET)
     assert found.metrics["accuracy"] == found.metrics["f1"] == found.metrics["macro_f1"] == 1
     kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     assert kept["accuracy"] == 1
@@ -97,7 +99,7 @@ def test_pairs_are_learned_by_their_order(tmp_path: Path) -> None:
     chance = random.Random(2)
     path = table(tmp_path / "pairs.tsv", "a\tb\tlabel", [pair(chance) for _ in range(400)])
     data = {"train": path, "text_column": "a", "pair_column": "b", "held_out_size": 40}
-    reader = tasks_base.load_predictor(trained(tmp_path / "run", "classify", data, train={"max_epochs": 20}), "cpu")
+    reader = load_predictor(trained(tmp_path / "run", "classify", data, train={"max_epochs": 20}), "cpu")
     assert reader.score_examples(reader.load_split("test").examples).metrics["accuracy"] == 1
     assert reader.classify("the sad", "a lovely").label == "1"
     assert reader.classify("a lovely", "the sad").label == "0"
@@ -117,10 +119,10 @@ def test_a_pair_may_be_read_both_ways(tmp_path: Path) -> None:
     data = {"train": path, "text_column": "a", "pair_column": "b", "held_out_size": 10, "symmetric_pairs": True}
     run = trained(tmp_path / "run", "classify", data, train={"max_epochs": None, "max_steps": 2, "warmup_steps": 1})
     assert json.loads((run.folder / "data" / "train.json").read_text())["num_rows"] == 2 * 40
-    both = tasks_base.load_predictor(run, "cpu")
+    both = load_predictor(run, "cpu")
     there, back = (dict(both.classify(*two).classes) for two in (("a lovely", "sad"), ("sad", "a lovely")))
     assert there == pytest.approx(back, abs=1e-6)
-    one_way = tasks_base.load_predictor(run, "cpu")
+    one_way = load_predictor(run, "cpu")
     one_way.task.recipe = replace(run.recipe, data=replace(run.recipe.data, symmetric_pairs=False))
     ways = [one_way.classify(*two).classes for two in (("a lovely", "sad"), ("sad", "a lovely"))]
     assert there["1"] == pytest.approx(np.mean([dict(way)["1"] for way in ways]), abs=1e-6)
@@ -133,8 +135,8 @@ def test_numbers_are_learned(tmp_path: Path) -> None:
     path = table(tmp_path / "numbers.tsv", "text\tscore", [number(chance) for _ in range(400)])
     data = {"train": path, "label_column": "score", "regression": True, "held_out_size": 40}
     run = trained(tmp_path / "run", "classify", data, train={"max_epochs": 40})
-    reader = tasks_base.load_predictor(run, "cpu")
-    found = tasks_base.evaluate(reader, "test", NBestOptions(), QUIET)
+    reader = load_predictor(run, "cpu")
+    found = evaluate(reader, "test", NBestOptions(), QUIET)
     assert found.select_by == "spearman"
     assert found.metrics["spearman"] > 0.95
     assert found.metrics["root_mean_squared_error"] < 0.4
@@ -149,7 +151,7 @@ def test_numbers_are_learned(tmp_path: Path) -> None:
 def test_packed_and_padded_batches_learn_the_same(reviews: Path, tmp_path: Path) -> None:
     for packed in (False, True):
         data = {"train": str(reviews), "held_out_size": 40, "packing": packed}
-        reader = tasks_base.load_predictor(trained(tmp_path / str(packed), "classify", data), "cpu")
+        reader = load_predictor(trained(tmp_path / str(packed), "classify", data), "cpu")
         assert reader.score_examples(reader.load_split("test").examples).metrics["accuracy"] == 1
         layout = json.loads((reader.run.folder / "data" / "layout.json").read_text())
         assert layout == {"packed": packed, "fixed_shapes": False}
@@ -170,13 +172,13 @@ def test_the_mean_of_the_hidden_states_decides(run: Run, reviews: Path, tmp_path
     # What begins from it has its own way again: the one that is published.
     more = {"pretrained": str(begun.folder), "train": {"max_epochs": 1}}
     again = trained(tmp_path / "first", "classify", data, **more)
-    assert tasks_base.load_predictor(again, "cpu").model.bert.pooler is not None
+    assert load_predictor(again, "cpu").model.bert.pooler is not None
 
 
 def test_steps_are_those_of_transformers(run: Run, reviews: Path, tmp_path: Path) -> None:
     """The whole way of learning against a plain loop: batches, loss, clipping, decay, rates, the new head."""
     transformers = pytest.importorskip("transformers")
-    tasks_base.load_predictor(run, "cpu").export("hf", tmp_path / "hf")
+    load_predictor(run, "cpu").export("hf", tmp_path / "hf")
     steps, rate, warmup, clip, decay = 7, 1e-3, 2, 2.85, 0.1
     train = {
         "max_epochs": None,
@@ -188,7 +190,7 @@ def test_steps_are_those_of_transformers(run: Run, reviews: Path, tmp_path: Path
     train |= {"optimizer": "adamw", "weight_decay": decay, "betas": [0.9, 0.999], "eps": 1e-6, "batch_tokens": 64}
     data = {"train": str(reviews), "held_out_size": 40}
     begun = trained(tmp_path / "ours", "classify", data, pretrained=str(tmp_path / "hf"), train=train)
-    reader = tasks_base.load_predictor(begun, "cpu")
+    reader = load_predictor(begun, "cpu")
     use, settings = reader.task, begun.recipe.train
 
     theirs = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "hf").train()
@@ -201,7 +203,7 @@ def test_steps_are_those_of_transformers(run: Run, reviews: Path, tmp_path: Path
     groups = [{"params": heavy, "weight_decay": decay}, {"params": light, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, rate, (0.9, 0.999), 1e-6)
     shares = [0.5, 1, 1, 0.8, 0.6, 0.4, 0.2]
-    rows = [row for some in use.encode_rows(use.train_split().examples, reader.tokenizer, 40) for row in some]
+    rows = [row for some in reader.encode(use.train_split().examples) for row in some]
     batches = TextBatcher(use.batch_type, rows, max_tokens=64, seed=settings.seed).batches(0)
     norms = []
     for share, index in zip(shares, batches, strict=False):
@@ -245,7 +247,7 @@ def test_on_a_gpu_short_texts_are_packed_even_with_dropout(monkeypatch: pytest.M
 
 
 def test_what_is_said_in_words(run: Run) -> None:
-    reader = tasks_base.load_predictor(run, "cpu")
+    reader = load_predictor(run, "cpu")
     lines = ["the film was awful", "", "a very lovely story", "the film was awful"]
     found = list(reader.predict(lines, NBestOptions(), first_index=7))
     assert [one.index for one in found] == [7, 8, 9, 10]
@@ -264,7 +266,7 @@ def test_what_is_said_in_words(run: Run) -> None:
 
 
 def test_what_goes_together_does_not_matter(run: Run) -> None:
-    reader = tasks_base.load_predictor(run, "cpu")
+    reader = load_predictor(run, "cpu")
     texts = [text for text, _ in (review(random.Random(n), most=12) for n in range(30))]
     together = [dict(one.classes) for one in reader.predict(texts, NBestOptions())]
     for text, one in zip(texts, together, strict=True):
@@ -272,7 +274,7 @@ def test_what_goes_together_does_not_matter(run: Run) -> None:
 
 
 def test_what_cannot_be_asked(run: Run) -> None:
-    reader = tasks_base.load_predictor(run, "cpu")
+    reader = load_predictor(run, "cpu")
     with pytest.raises(InputError, match="--beam-size, --style-audio: this model does not generate"):
         NBestOptions.from_command_line(beam_size=3, n_best=2, style_audio="a.wav")
     with pytest.raises(InputError, match="--alignments"):
@@ -282,11 +284,11 @@ def test_what_cannot_be_asked(run: Run) -> None:
     with pytest.raises(InputError, match="two came"):
         reader.classify("one", "two")
     with pytest.raises(InputError, match="it is test or valid"):
-        tasks_base.evaluate(reader, "train", NBestOptions(), QUIET)
+        evaluate(reader, "train", NBestOptions(), QUIET)
 
 
 def test_look_and_draw(run: Run, tmp_path: Path) -> None:
-    reader = tasks_base.load_predictor(run, "cpu")
+    reader = load_predictor(run, "cpu")
     (scene,) = reader.build_viewer_data("the film was awful")
     assert len(scene.layers) == 2
     assert scene.layers[0].row_labels == ["[CLS]", "the", "film", "was", "awful", "[SEP]"]
@@ -300,7 +302,7 @@ def test_look_and_draw(run: Run, tmp_path: Path) -> None:
 
 
 def test_of_a_text_in_windows_the_first_is_shown_and_that_is_told(run: Run, tmp_path: Path) -> None:
-    reader = tasks_base.load_predictor(run, "cpu")
+    reader = load_predictor(run, "cpu")
     reader.task.recipe = replace(run.recipe, data=replace(run.recipe.data, on_overflow="window", window_stride=10))
     text = " ".join(["film"] * 20 + ["awful"] + ["film"] * 30)
     with pytest.warns(UserWarning, match=r"the text has 3 windows; the first one, up to … film film film, is shown"):
@@ -339,7 +341,7 @@ def test_a_line_that_is_too_long_takes_no_other_along(
 
 def test_export_is_what_transformers_reads(run: Run, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    reader = tasks_base.load_predictor(run, "cpu")
+    reader = load_predictor(run, "cpu")
     reader.export("hf", tmp_path / "hf")
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
     assert theirs.config.id2label == {0: "bad", 1: "good"}
@@ -354,31 +356,30 @@ def test_export_is_what_transformers_reads(run: Run, tmp_path: Path) -> None:
 
 
 def test_the_escapes_of_a_treebank(run: Run) -> None:
-    reader = tasks_base.load_predictor(run, "cpu")
-    data = replace(run.recipe.data, unescape_treebank=True)
-    use = BertClassificationTask(replace(run, recipe=replace(run.recipe, data=data)))
+    reader = load_predictor(run, "cpu")
+    unescaping = load_predictor(run, "cpu")
+    unescaping.task.recipe = replace(run.recipe, data=replace(run.recipe.data, unescape_treebank=True))
 
-    def ids(use: BertClassificationTask, *texts: str) -> list[list[int]]:
-        samples = [ClassificationExample(text, None, "0", "") for text in texts]
-        return [row.ids for rows in use.encode_rows(samples, reader.tokenizer, 40) for row in rows]
+    def encode(predictor: Any, *texts: str) -> list[list[int]]:
+        examples = [ClassificationExample(text, None, "0", "") for text in texts]
+        return [row.ids for rows in predictor.encode(examples) for row in rows]
 
     texts, plain = ("-lrb- a -RRB- film", r"good\/bad"), ("( a ) film", "good/bad")
-    assert ids(use, *texts) == ids(use, *plain) == ids(reader.task, *plain)
-    assert ids(reader.task, *texts) != ids(reader.task, *plain)
+    assert encode(unescaping, *texts) == encode(unescaping, *plain) == encode(reader, *plain)
+    assert encode(reader, *texts) != encode(reader, *plain)
 
 
 # ------------------------------------------------------------------------------------------- long texts
 
 
 def test_a_long_text_is_refused_unless_windows_are_asked_for(run: Run, reviews: Path) -> None:
-    reader = tasks_base.load_predictor(run, "cpu")
+    reader = load_predictor(run, "cpu")
     long = " ".join(["film"] * 50)
     with pytest.raises(
         InputError, match=r"line 1: a text that is too long \(52 tokens, and the model reads 40 at once"
     ):
         reader.classify(long)
-    use = reader.task
-    [flaw] = use.encode_rows([ClassificationExample(long, None, "1", "x.tsv:9")], reader.tokenizer, 40)
+    [flaw] = reader.encode([ClassificationExample(long, None, "1", "x.tsv:9")])
     assert (flaw.location, flaw.reason) == ("x.tsv:9", "a text that is too long")
 
 
@@ -397,12 +398,12 @@ def test_validation_data_is_checked_before_training(reviews: Path, tmp_path: Pat
         assert not (folder / "run" / "model.safetensors").exists()
         skipping = data | {"on_error": "skip"}
         run = trained(folder / "skipping", "classify", skipping, train=one)
-        split = tasks_base.load_predictor(run, "cpu").load_split("valid")
+        split = load_predictor(run, "cpu").load_split("valid")
         assert (len(split.examples), split.skipped.total) == (1, 1)
 
 
 def test_windows_are_averaged(run: Run) -> None:
-    reader = tasks_base.load_predictor(run, "cpu")
+    reader = load_predictor(run, "cpu")
     data = replace(run.recipe.data, on_overflow="window", window_stride=10)
     reader.task.recipe = replace(run.recipe, data=data)
     words = ["film"] * 20 + ["awful"] + ["film"] * 30  # 51 pieces, 38 at once
@@ -413,19 +414,18 @@ def test_windows_are_averaged(run: Run) -> None:
 
 
 def test_of_a_pair_the_longer_text_is_windowed(run: Run) -> None:
-    use = BertClassificationTask(run)
-    use.recipe = replace(
+    reader = load_predictor(run, "cpu")
+    reader.task.recipe = replace(
         run.recipe, data=replace(run.recipe.data, on_overflow="window", window_stride=5, pair_column="b")
     )
-    reader = tasks_base.load_predictor(run, "cpu")
     short, long = "the film", " ".join(["long"] * 45)
-    [rows] = use.encode_rows([ClassificationExample(short, long, "1", "x:1")], reader.tokenizer, 40)
+    [rows] = reader.encode([ClassificationExample(short, long, "1", "x:1")])
     assert {len(row.ids) for row in rows} == {40}
     assert all(reader.tokenizer.decode(row.ids[1:3]) == short for row in rows)
     assert [row.annotations["labels"] for row in rows] == [1] * len(rows)
-    [rows] = use.encode_rows([ClassificationExample(long, short, "1", "x:1")], reader.tokenizer, 40)
+    [rows] = reader.encode([ClassificationExample(long, short, "1", "x:1")])
     assert all(reader.tokenizer.decode(row.ids[-3:-1]) == short for row in rows)
-    [flaw] = use.encode_rows([ClassificationExample(long, long, "1", "x:1")], reader.tokenizer, 40)
+    [flaw] = reader.encode([ClassificationExample(long, long, "1", "x:1")])
     assert flaw.reason == "two texts that are too long"
 
 
@@ -435,16 +435,16 @@ def test_of_a_pair_the_longer_text_is_windowed(run: Run) -> None:
 def test_to_begin_from_a_run_and_from_a_folder(run: Run, reviews: Path, tmp_path: Path) -> None:
     data = {"train": str(reviews), "held_out_size": 40}
     few = {"train": TRAIN | {"max_epochs": None, "max_steps": 1, "learning_rate": 1e-9, "warmup_steps": 0}}
-    tasks_base.load_predictor(run, "cpu").export("hf", tmp_path / "hf")
-    before = tasks_base.load_predictor(run, "cpu").model.bert.state_dict()
+    load_predictor(run, "cpu").export("hf", tmp_path / "hf")
+    before = load_predictor(run, "cpu").model.bert.state_dict()
     for name, begin in (("run", str(run.folder)), ("folder", str(tmp_path / "hf"))):
         begun = trained(tmp_path / name, "classify", data, **few, pretrained=begin, model={"width": 64})
-        after = tasks_base.load_predictor(begun, "cpu").model
+        after = load_predictor(begun, "cpu").model
         assert after.bert.config.width == 32  # the run's, not the recipe's
         assert all(torch.allclose(x, before[name], atol=1e-6) for name, x in after.bert.state_dict().items())
         assert (begun.folder / "tokenizer.json").read_text() == (run.folder / "tokenizer.json").read_text()
     scratch = trained(tmp_path / "scratch", "classify", data, **few, pretrained=str(run.folder), random_init=True)
-    new = tasks_base.load_predictor(scratch, "cpu").model.bert
+    new = load_predictor(scratch, "cpu").model.bert
     assert new.config.width == 32
     assert not torch.allclose(new.word_embedding.weight, before["word_embedding.weight"], atol=1e-3)
 
@@ -462,12 +462,12 @@ def test_to_begin_from_a_pretraining_run(reviews: Path, tmp_path: Path) -> None:
         "train": TRAIN | {"max_epochs": 1},
     }
     before = Run.create_or_resume(tmp_path / "before", recipe.parse(tree))
-    tasks_base.train(build_task(before), QUIET)
+    train(build_task(before), QUIET)
     few = {"train": {"max_epochs": None, "max_steps": 1, "learning_rate": 1e-9, "warmup_steps": 0}}
     data = {"train": str(reviews), "held_out_size": 40}
     run = trained(tmp_path / "run", "classify", data, **few, pretrained=str(before.folder))
-    given = tasks_base.load_predictor(before, "cpu").model.bert.state_dict()
-    for name, x in tasks_base.load_predictor(run, "cpu").model.bert.state_dict().items():
+    given = load_predictor(before, "cpu").model.bert.state_dict()
+    for name, x in load_predictor(run, "cpu").model.bert.state_dict().items():
         assert torch.allclose(x, given[name], atol=1e-6), name
 
 
@@ -533,22 +533,22 @@ def test_what_was_held_out_stays_held_out_when_the_data_changes(tmp_path: Path) 
     table(path, "text\tlabel", rows)
     data, few = {"train": str(path), "held_out_size": 20}, {"max_epochs": None, "max_steps": 1, "warmup_steps": 0}
     run = trained(tmp_path / "run", "classify", data, train=few)
-    before = {name: tasks_base.load_predictor(run, "cpu").load_split(name).examples for name in ("valid", "test")}
+    before = {name: load_predictor(run, "cpu").load_split(name).examples for name in ("valid", "test")}
     learned = {one.text for one in BertClassificationTask(run).train_split().examples}
     table(path, "text\tlabel", [review(chance) for _ in range(50)] + rows[:70])
     for name, examples in before.items():
-        found = tasks_base.load_predictor(run, "cpu").load_split(name).examples
+        found = load_predictor(run, "cpu").load_split(name).examples
         assert found == examples
         assert not learned & {one.text for one in found}
     path.unlink()  # it is not needed any more
-    tasks_base.evaluate(tasks_base.load_predictor(run, "cpu"), "test", NBestOptions(), QUIET)
+    evaluate(load_predictor(run, "cpu"), "test", NBestOptions(), QUIET)
     kept = run.folder / "data" / "test.jsonl"
     kept.write_text(kept.read_text(encoding="utf-8") + "{}\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"test\.jsonl:\d+ is not an example that training held out"):
-        tasks_base.load_predictor(run, "cpu").load_split("test")
+        load_predictor(run, "cpu").load_split("test")
     kept.unlink()
     with pytest.raises(InputError, match=r"test\.jsonl is missing"):
-        tasks_base.load_predictor(run, "cpu").load_split("test")
+        load_predictor(run, "cpu").load_split("test")
 
 
 def test_test_data_is_checked_before_training(reviews: Path, tmp_path: Path) -> None:
@@ -565,13 +565,13 @@ def test_the_same_data_in_two_places_is_the_same(run: Run, reviews: Path, tmp_pa
     data = {"train": str(copied), "held_out_size": 40, "label_names": {"0": "bad", "1": "good"}}
     few = {"max_epochs": None, "max_steps": 1, "warmup_steps": 0}
     other = trained(tmp_path / "other", "classify", data, train=few)
-    tasks_base.compare([run, other], "test", NBestOptions(), tmp_path / "out", "cpu", QUIET)
+    compare([run, other], "test", NBestOptions(), tmp_path / "out", "cpu", QUIET)
     rows = [line.replace("\t0", "\t2").replace("\t1", "\t0").replace("\t2", "\t1")
             for line in reviews.read_text().splitlines()]  # fmt: skip
     copied.write_text("\n".join(rows))
     swapped = trained(tmp_path / "swapped", "classify", data, train=few)
     with pytest.raises(InputError, match="has other test data"):
-        tasks_base.compare([run, swapped], "test", NBestOptions(), tmp_path / "out", "cpu", QUIET)
+        compare([run, swapped], "test", NBestOptions(), tmp_path / "out", "cpu", QUIET)
 
 
 def _last_weights(run: Run) -> dict[str, torch.Tensor]:
@@ -582,14 +582,14 @@ def _last_weights(run: Run) -> dict[str, torch.Tensor]:
 def test_runs_are_compared(run: Run, reviews: Path, tmp_path: Path) -> None:
     data = {"train": str(reviews), "held_out_size": 40, "label_names": {"0": "bad", "1": "good"}}
     other = trained(tmp_path / "other", "classify", data, train={"max_epochs": None, "max_steps": 1, "warmup_steps": 0})
-    tasks_base.compare([run, other], "test", NBestOptions(), tmp_path / "out", "cpu", QUIET)
+    compare([run, other], "test", NBestOptions(), tmp_path / "out", "cpu", QUIET)
     first, second = json.loads((tmp_path / "out" / "test.json").read_text())
     assert first["value"] == 1
     assert first["p_value"] is None
     assert second["value"] < 0.8
     assert second["p_value"] < 0.01
     with pytest.raises(InputError, match="listed twice"):
-        tasks_base.compare([run, run], "test", NBestOptions(), tmp_path / "out", "cpu", QUIET)
+        compare([run, run], "test", NBestOptions(), tmp_path / "out", "cpu", QUIET)
 
 
 def test_a_recipe_that_contradicts_itself() -> None:
@@ -599,7 +599,7 @@ def test_a_recipe_that_contradicts_itself() -> None:
 
 
 def test_the_weights_of_a_run_are_its_best(run: Run) -> None:
-    model = tasks_base.load_predictor(run, "cpu").model
+    model = load_predictor(run, "cpu").model
     load_weights(model, run.weights_path)
     with pytest.raises(InputError, match=r"has no model\.json"):
-        tasks_base.load_predictor(replace(run, folder=run.folder / "nothing"), "cpu")
+        load_predictor(replace(run, folder=run.folder / "nothing"), "cpu")

@@ -15,9 +15,10 @@ from tasks_labelled import pair, review
 
 from jumok import recipe
 from jumok.run import Run
-from jumok.tasks import base as tasks_base
-from jumok.tasks import build_task
+from jumok.tasks import build_task, load_predictor
+from jumok.tasks.evaluation import evaluate
 from jumok.tasks.options import NBestOptions
+from jumok.tasks.training import train
 
 NAMES = [name for name in recipe.list_builtin() if name.startswith(("self_attentive/", "hierarchical/"))]
 SMALL = [
@@ -75,9 +76,9 @@ def test_every_recipe_trains_answers_and_is_scored(
 ) -> None:
     monkeypatch.setenv("JUMOK_DATA", str(data_sets))
     run = Run.create_or_resume(tmp_path / "run", recipe.load(name, SMALL))
-    tasks_base.train(build_task(run), Console(quiet=True))
-    reader = tasks_base.load_predictor(Run.open(run.folder), "cpu")
-    tasks_base.evaluate(reader, "test", NBestOptions(), Console(quiet=True))
+    train(build_task(run), Console(quiet=True))
+    reader = load_predictor(Run.open(run.folder), "cpu")
+    evaluate(reader, "test", NBestOptions(), Console(quiet=True))
     kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     assert 0 <= kept["accuracy"] <= 1
     assert kept["num_skipped"] == (1 if "nsmc" in name else 0)

@@ -20,9 +20,10 @@ from jumok import InputError, recipe
 from jumok.cli.app import app
 from jumok.data.builtin.decisive_words import find_decisive_words
 from jumok.run import Run
-from jumok.tasks import base as tasks_base
-from jumok.tasks import build_task
+from jumok.tasks import build_task, load_predictor
+from jumok.tasks.evaluation import evaluate
 from jumok.tasks.options import NBestOptions
+from jumok.tasks.training import train
 
 QUIET = Console(quiet=True)
 KINDS = ("self_attentive", "hierarchical")
@@ -40,7 +41,7 @@ SMALL += ["train.tensorboard=false", "train.validate_every=1000000"]
 
 def trained(folder: Path, kind: str, *more: str) -> Run:
     run = Run.create_or_resume(folder, recipe.load(f"{kind}/default", [*SMALL, *more]))
-    tasks_base.train(build_task(run), QUIET)
+    train(build_task(run), QUIET)
     return run
 
 
@@ -66,7 +67,7 @@ def reviews(tmp_path: Path, count: int = 200) -> str:
 
 
 def test_the_deciding_sentence_is_found(reader: Any) -> None:
-    found = tasks_base.evaluate(reader, "test", NBestOptions(), QUIET)
+    found = evaluate(reader, "test", NBestOptions(), QUIET)
     kept = json.loads((reader.run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     assert kept["accuracy"] == found.metrics["accuracy"] >= 0.95
     assert kept["sentence_hits"] >= 0.9 > 3 * kept["sentence_hits_by_chance"]
@@ -186,7 +187,7 @@ def test_pairs(tmp_path: Path) -> None:
         "data.held_out_size=40",
         "model.num_hops=2",
     ]
-    found: Any = tasks_base.load_predictor(
+    found: Any = load_predictor(
         trained(tmp_path / "run", "self_attentive", *more, "train.max_epochs=6", "train.batch_tokens=256"),
         "cpu",
     )
@@ -210,7 +211,7 @@ def test_numbers_and_classes_that_are_numbers(tmp_path: Path) -> None:
     chance = random.Random(3)
     path = table(tmp_path / "numbers.tsv", "text\tscore", [number(chance) for _ in range(300)])
     more = [f"data.train={path}", "data.label_column=score", "data.held_out_size=40"]
-    found: Any = tasks_base.load_predictor(
+    found: Any = load_predictor(
         trained(tmp_path / "run", "hierarchical", *more, "data.regression=true", "train.max_epochs=8"), "cpu"
     )
     assert found.score_examples(found.task.load_split("test").examples).metrics["spearman"] > 0.8
@@ -218,9 +219,7 @@ def test_numbers_and_classes_that_are_numbers(tmp_path: Path) -> None:
     assert found.build_viewer_data("the film")[0].title.startswith("the film  →  ")
     with pytest.raises(InputError, match="predicts a number"):
         found.predict_probabilities([[["a"]]])
-    classes: Any = tasks_base.load_predictor(
-        trained(tmp_path / "classes", "hierarchical", *more, "train.max_epochs=1"), "cpu"
-    )
+    classes: Any = load_predictor(trained(tmp_path / "classes", "hierarchical", *more, "train.max_epochs=1"), "cpu")
     examples = classes.task.load_split("test").examples
     judged = classes.score_examples(examples)
     said = [json.loads(line) for line in judged.outputs]
@@ -234,9 +233,9 @@ def test_words_begin_from_vectors(tmp_path: Path) -> None:
     more += ["train.max_epochs=null", "train.max_steps=1", "train.warmup_steps=0", "train.learning_rate=1e-9"]
     console = Console(record=True, width=200)
     run = Run.create_or_resume(tmp_path / "run", recipe.load("self_attentive", [*SMALL, *more]))
-    tasks_base.train(build_task(run), console)
+    train(build_task(run), console)
     assert "1 of " in console.export_text()
-    found: Any = tasks_base.load_predictor(run, "cpu")
+    found: Any = load_predictor(run, "cpu")
     [[ids]] = found.tokenizer.encode([[["lovely"]]])
     assert found.model.embedding.weight[ids[0]].detach().numpy() == pytest.approx(np.full(32, 0.5), abs=1e-5)
 
@@ -300,9 +299,7 @@ def test_a_run_goes_on_and_refuses_other_data(kind: str, tmp_path: Path) -> None
     trained(tmp_path / "whole", kind, *more, "train.max_steps=24")
     half = trained(tmp_path / "half", kind, *more, "train.max_steps=6")
     trained(half.folder, kind, *more, "train.max_steps=24")
-    one, two = (
-        tasks_base.load_predictor(Run.open(tmp_path / name), "cpu").model.state_dict() for name in ("whole", "half")
-    )
+    one, two = (load_predictor(Run.open(tmp_path / name), "cpu").model.state_dict() for name in ("whole", "half"))
     assert all(torch.equal(x, two[name]) for name, x in one.items())
     assert one["bigrams.bigram_codes"].unique().numel() > 20  # those of the data
     Path(path).write_text(Path(path).read_text() + "something new\t1\n", encoding="utf-8")
@@ -312,7 +309,7 @@ def test_a_run_goes_on_and_refuses_other_data(kind: str, tmp_path: Path) -> None
 
 def test_word_dropout_hides_words_only_in_training(runs: dict[str, Run]) -> None:
     for kind in KINDS:
-        found: Any = tasks_base.load_predictor(runs[kind], "cpu")
+        found: Any = load_predictor(runs[kind], "cpu")
         model = found.model
         model.config = replace(model.config, word_dropout=0.9)
         batch = found.task.build_batches(list(found.encode([found.parse_line(TEXT)])), batch_tokens=100).collate([0])

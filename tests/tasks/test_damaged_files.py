@@ -17,8 +17,8 @@ import tasks_spoken
 from jumok import recipe
 from jumok.cli import app as cli_app
 from jumok.run import Run
-from jumok.tasks import base as tasks_base
 from jumok.tasks import build_task
+from jumok.tasks.training import train
 
 TRAIN = {"max_epochs": None, "max_steps": 2, "warmup_steps": 1}
 TEXT = {"caption": "scenes:4", "speak": "seven"}  # what is read; elsewhere a text
@@ -41,7 +41,7 @@ def a_classifier_of_words(path: Path) -> Run:
         "train.average_checkpoints=0",
     ]
     run = Run.create_or_resume(path / "run", recipe.load("self_attentive", [*small, *more]))
-    tasks_base.train(build_task(run), tasks_pictured.QUIET)
+    train(build_task(run), tasks_pictured.QUIET)
     return run
 
 

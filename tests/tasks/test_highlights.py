@@ -26,13 +26,15 @@ from jumok.data.readers.classification import ClassificationExample, LabelSet
 from jumok.errors import InputError
 from jumok.look.viewer.attended_document import AttendedDocument
 from jumok.run import Run
-from jumok.tasks import base as tasks_base
-from jumok.tasks import build_task
+from jumok.tasks import build_task, load_predictor
+from jumok.tasks.base import DatasetSplit, Evaluation
 from jumok.tasks.classify import faithfulness
 from jumok.tasks.classify import metrics as classify_metrics
 from jumok.tasks.classify.error_analysis import find_errors, report_errors
 from jumok.tasks.classify.faithfulness import AttentionHighlighter
+from jumok.tasks.evaluation import evaluate
 from jumok.tasks.options import NBestOptions
+from jumok.tasks.training import train
 
 QUIET = Console(quiet=True)
 
@@ -47,8 +49,8 @@ class Counter:
         self.samples, self.honest = list(samples), honest
         self.asked: list[int] = []  # how many texts at once
 
-    def load_split(self, name: str) -> tasks_base.DatasetSplit[ClassificationExample]:
-        return tasks_base.DatasetSplit(name, self.samples)
+    def load_split(self, name: str) -> DatasetSplit[ClassificationExample]:
+        return DatasetSplit(name, self.samples)
 
     def predict_probabilities(self, documents: Sequence[Sequence[Sequence[str]]]) -> NDArray[np.float64]:
         assert all(one and all(one) for one in documents)
@@ -79,7 +81,7 @@ class Counter:
     def outputs(self, samples: Sequence[ClassificationExample]) -> NDArray[np.float64]:
         return self.predict_probabilities([[line.split() for line in one.text.split("\n")] for one in samples])
 
-    def score_split(self, split: Any, options: Any, **more: Any) -> tasks_base.Evaluation:
+    def score_split(self, split: Any, options: Any, **more: Any) -> Evaluation:
         samples, shares = split.examples, self.outputs(split.examples)
         truth = np.array([int(one.label) for one in samples])
         found = classify_metrics.score_classes(samples, truth, shares, self.labels, detailed=True)
@@ -141,7 +143,7 @@ def test_honest_highlights_mean_something_and_others_do_not(tmp_path: Path) -> N
 
 def test_figures_are_added_to_what_eval_found(tmp_path: Path) -> None:
     counter = Counter(tmp_path, samples(30))
-    tasks_base.evaluate(counter, "test", NBestOptions(), QUIET)
+    evaluate(counter, "test", NBestOptions(), QUIET)
     faithfulness.evaluate_faithfulness(counter, "test", QUIET)
     kept = json.loads((tmp_path / "eval" / "test.json").read_text(encoding="utf-8"))
     assert kept["accuracy"] == 1
@@ -201,10 +203,10 @@ def test_real_models(kind: str, tmp_path: Path) -> None:
     small = ["data.builtin_size=150", "data.held_out_size=30", "train.max_epochs=1", "train.device=cpu"]
     small += ["model.width=8", "model.embedding_width=8", "model.attention_width=8", "train.tensorboard=false"]
     run = Run.create_or_resume(tmp_path / kind, recipe.load(kind, small))
-    tasks_base.train(build_task(run), QUIET)
-    reader = tasks_base.load_predictor(run, "cpu")
+    train(build_task(run), QUIET)
+    reader = load_predictor(run, "cpu")
     assert isinstance(reader, AttentionHighlighter)
-    tasks_base.evaluate(reader, "test", NBestOptions(), QUIET)
+    evaluate(reader, "test", NBestOptions(), QUIET)
     found = faithfulness.evaluate_faithfulness(reader, "test", QUIET)
     kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     assert kept["faithfulness"]["agreement"] == 1
@@ -239,7 +241,7 @@ def test_pairs_are_refused(tmp_path: Path) -> None:
 def test_errors_are_kept_shown_and_made_a_page_of(tmp_path: Path) -> None:
     counter = Counter(tmp_path, samples(300, wrong=280))
     told = console()
-    tasks_base.evaluate(counter, "test", NBestOptions(), told)
+    evaluate(counter, "test", NBestOptions(), told)
     lines = [json.loads(line) for line in (tmp_path / "eval" / "errors.jsonl").read_text().splitlines()]
     assert len(lines) == 280
     shares = [line["probability"] for line in lines]
@@ -266,23 +268,23 @@ def test_errors_are_kept_shown_and_made_a_page_of(tmp_path: Path) -> None:
 
 def test_in_a_terminal_words_are_shaded(tmp_path: Path) -> None:
     told = console(force_terminal=True, color_system="truecolor")
-    tasks_base.evaluate(Counter(tmp_path, samples(5, wrong=3)), "test", NBestOptions(), told)
+    evaluate(Counter(tmp_path, samples(5, wrong=3)), "test", NBestOptions(), told)
     shown = said(told)
     assert re.search(r"\x1b\[(1;)?37;48;2;\d+;\d+;\d+m(" + "|".join(GOOD + BAD) + ")", shown)
     plain = console(force_terminal=True, no_color=True, color_system=None)
-    tasks_base.evaluate(Counter(tmp_path, samples(5, wrong=3)), "test", NBestOptions(), plain)
+    evaluate(Counter(tmp_path, samples(5, wrong=3)), "test", NBestOptions(), plain)
     assert "48;2;" not in said(plain)
 
 
 def test_other_splits_have_files_of_their_own_and_old_pages_go(tmp_path: Path) -> None:
-    tasks_base.evaluate(Counter(tmp_path, samples(9, wrong=2)), "test", NBestOptions(), QUIET)
-    tasks_base.evaluate(Counter(tmp_path, samples(9, wrong=1)), "valid", NBestOptions(), QUIET)
+    evaluate(Counter(tmp_path, samples(9, wrong=2)), "test", NBestOptions(), QUIET)
+    evaluate(Counter(tmp_path, samples(9, wrong=1)), "valid", NBestOptions(), QUIET)
     count = {
         name: len((tmp_path / "eval" / f"{name}.jsonl").read_text().splitlines()) for name in ("errors", "valid-errors")
     }
     assert count == {"errors": 2, "valid-errors": 1}
     told = console()
-    tasks_base.evaluate(Counter(tmp_path, samples(9)), "test", NBestOptions(), told)
+    evaluate(Counter(tmp_path, samples(9)), "test", NBestOptions(), told)
     assert "errors: none" in said(told)
     assert (tmp_path / "eval" / "errors.jsonl").read_text() == ""
     assert not (tmp_path / "figures" / "errors.html").exists()
@@ -296,12 +298,12 @@ def test_texts_without_words_and_pairs(tmp_path: Path) -> None:
         def outputs(self, samples: Sequence[ClassificationExample]) -> NDArray[np.float64]:
             return np.array([[0.9, 0.1], [0.8, 0.2]])
 
-    tasks_base.evaluate(Unread(tmp_path, [empty, samples(1)[0]]), "test", NBestOptions(), QUIET)
+    evaluate(Unread(tmp_path, [empty, samples(1)[0]]), "test", NBestOptions(), QUIET)
     first, second = map(json.loads, (tmp_path / "eval" / "errors.jsonl").read_text().splitlines())
     assert "words" not in first
     assert "words" in second
     both = ClassificationExample("a sad film", "a nice one", "1", "")
-    tasks_base.evaluate(Unread(tmp_path, [both, both]), "test", NBestOptions(), QUIET)
+    evaluate(Unread(tmp_path, [both, both]), "test", NBestOptions(), QUIET)
     first, _ = map(json.loads, (tmp_path / "eval" / "errors.jsonl").read_text().splitlines())
     assert [word for word, _ in first["words"]] == ["a", "sad", "film", "a", "nice", "one"]
     page = (tmp_path / "figures" / "errors.html").read_text(encoding="utf-8")
@@ -323,9 +325,9 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_of_a_bert_errors_are_listed_without_shades(bert: Run) -> None:
     told = console()
-    reader = tasks_base.load_predictor(bert, "cpu")
+    reader = load_predictor(bert, "cpu")
     assert not isinstance(reader, AttentionHighlighter)
-    found = tasks_base.evaluate(reader, "test", NBestOptions(), told)
+    found = evaluate(reader, "test", NBestOptions(), told)
     lines = [json.loads(line) for line in (bert.folder / "eval" / "errors.jsonl").read_text().splitlines()]
     kept = json.loads((bert.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     wrong = kept["num_examples"] - np.trace(kept["confusion"])
@@ -349,7 +351,7 @@ def test_of_pairs_both_texts_are_shown(tmp_path: Path) -> None:
     few = {"max_epochs": None, "max_steps": 1, "warmup_steps": 0}
     run = trained(tmp_path / "run", "classify", data, train=few)
     told = console()
-    tasks_base.evaluate(tasks_base.load_predictor(run, "cpu"), "test", NBestOptions(), told)
+    evaluate(load_predictor(run, "cpu"), "test", NBestOptions(), told)
     first = json.loads((run.folder / "eval" / "errors.jsonl").read_text().splitlines()[0])
     assert f"{first['text']} | {first['text_pair']}" in said(told)
     page = (run.folder / "figures" / "errors.html").read_text(encoding="utf-8")
@@ -376,7 +378,7 @@ def test_the_command(
     assert "hierarchical" in err
     assert not (bert.folder / "eval" / "test.json").exists()  # before anything is read
     counter = Counter(tmp_path, samples(40, wrong=4))
-    monkeypatch.setattr(tasks_base, "load_predictor", lambda run, device: counter)
+    monkeypatch.setattr("jumok.tasks.load_predictor", lambda run, device: counter)
     status, out, err = run()
     assert status == 0, err
     assert "4 of 40 test texts were classified wrongly" in out

@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 from jumok import recipe
 from jumok.cli.app import app
 from jumok.run import Run
-from jumok.tasks import base as tasks_base
-from jumok.tasks import build_task
+from jumok.tasks import build_task, load_predictor
+from jumok.tasks.evaluation import evaluate
 from jumok.tasks.options import NBestOptions
+from jumok.tasks.training import train
 
 USES = {
     name: recipe.read(path)["task"]
@@ -96,10 +97,10 @@ def test_every_recipe_trains_answers_and_is_scored(
 ) -> None:
     monkeypatch.setenv("JUMOK_DATA", str(data_sets))
     run = Run.create_or_resume(tmp_path / "run", recipe.load(name, SMALL))
-    tasks_base.train(build_task(run), Console(quiet=True))
-    reader = tasks_base.load_predictor(Run.open(run.folder), "cpu")
+    train(build_task(run), Console(quiet=True))
+    reader = load_predictor(Run.open(run.folder), "cpu")
     split = reader.load_split("test")
-    found = tasks_base.evaluate(reader, "test", NBestOptions(), Console(quiet=True))
+    found = evaluate(reader, "test", NBestOptions(), Console(quiet=True))
     kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     assert kept[found.select_by] == pytest.approx(found.statistic(np.arange(len(split.examples))))
     assert kept["num_examples"] == len(split.examples) == len(found.outputs) > 0
@@ -128,8 +129,8 @@ def test_news_in_tables_without_a_header(tmp_path: Path, monkeypatch: pytest.Mon
     tree: dict[str, Any] = recipe.to_dict(recipe.load("bert/sst2", SMALL))
     tree["data"] |= {"train": "news/train", "test": "news/test", "text_column": [2, 3], "label_column": 1}
     run = Run.create_or_resume(tmp_path / "run", recipe.parse(tree))
-    tasks_base.train(build_task(run), Console(quiet=True))
-    texts = [one.text for one in tasks_base.load_predictor(run, "cpu").load_split("test").examples]
+    train(build_task(run), Console(quiet=True))
+    texts = [one.text for one in load_predictor(run, "cpu").load_split("test").examples]
     assert all(text.startswith("a title . ") for text in texts)
 
 

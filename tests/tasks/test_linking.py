@@ -14,7 +14,7 @@ from jumok import InputError
 from jumok.data.readers.formats import InvalidExample, TranslationExample
 from jumok.look.views.alignment_selection import AlignmentView
 from jumok.run import Run
-from jumok.tasks import base as tasks_base
+from jumok.tasks import load_predictor
 from jumok.tasks.translate import corpus_alignment
 from jumok.tasks.translate.config import TranslationDataConfig
 from jumok.tasks.translate.corpus_alignment import AlignmentJob, read_pairs
@@ -79,7 +79,7 @@ def test_a_bad_line_stops_it_by_name_or_has_an_empty_line(both: WordAligner, tmp
 
 
 def test_a_pair_too_long_for_the_model_is_a_bad_line(word_runs: dict[str, Run], tmp_path: Path) -> None:
-    aligner = WordAligner(tasks_base.load_predictor(word_runs["short"], "cpu"))
+    aligner = WordAligner(load_predictor(word_runs["short"], "cpu"))
     (tmp_path / "p.tsv").write_text("ba\tBA\n" + "ba " * 12 + "\tBA\nda\tDA\n")
     with pytest.raises(InputError, match=r"p\.tsv:2: too long \(12 tokens"):
         Heard().of(AlignmentJob([str(tmp_path / "p.tsv")], AlignmentViewFilter()), aligner)

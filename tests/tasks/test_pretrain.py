@@ -22,13 +22,15 @@ from jumok.data.caches.document_store import DocumentStore
 from jumok.export.bert import export_bert
 from jumok.models.bert import BertPretrainingModel
 from jumok.run import Run
-from jumok.tasks import base as tasks_base
-from jumok.tasks import build_task
+from jumok.tasks import build_task, load_predictor
 from jumok.tasks.batch_layout import resolve_packing
+from jumok.tasks.comparison import compare
+from jumok.tasks.evaluation import evaluate
 from jumok.tasks.pretrain import metrics as pretrain_metrics
 from jumok.tasks.pretrain.config import PretrainingDataConfig
 from jumok.tasks.pretrain.data import PretrainingData
 from jumok.tasks.pretrain.predictor import FillMaskOptions, compute_attention_maps
+from jumok.tasks.training import train
 
 QUIET = Console(quiet=True)
 SMALL = [
@@ -110,7 +112,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory, data_sets: Path) -> Run:
     ]
     more += ["train.log_every=20"]
     run = small(tmp_path_factory.mktemp("runs") / "learned", data_sets, *more)
-    tasks_base.train(build_task(run), QUIET)
+    train(build_task(run), QUIET)
     return run
 
 
@@ -128,14 +130,14 @@ def test_every_recipe_trains_and_is_judged(
     monkeypatch.setenv("JUMOK_DATA", str(data_sets))
     given = ["pretrained=null"] if name != "bert/default" else [f"data.train={data_sets / 'wiki_en' / 'text.txt.gz'}"]
     run = small(tmp_path / "run", data_sets, *given, name=name)
-    tasks_base.train(build_task(run), QUIET)
+    train(build_task(run), QUIET)
     told = metrics(run)
     told = [line for line in told if line["event"] != "alarm"]  # it hardly learned
     assert [line["event"] for line in told] == ["train", "train", "train", "validation"]
     assert {"masked_lm", "next_sentence"} <= told[0].keys()
     assert {"mlm_accuracy", "nsp_accuracy", "perplexity", "attention/entropy"} <= told[-1].keys()
     filler = jumok.load(run.folder, "cpu")
-    found = tasks_base.evaluate(filler, "test", FillMaskOptions(), QUIET)
+    found = evaluate(filler, "test", FillMaskOptions(), QUIET)
     kept = json.loads((run.folder / "eval" / "test.json").read_text())
     for name in ("mlm_accuracy", "num_pairs", "num_masked_tokens"):
         assert kept[name] == found.metrics[name]
@@ -160,10 +162,10 @@ def test_it_learns(learned: Run) -> None:
 def test_a_run_that_was_stopped_goes_on_to_the_same_numbers(data_sets: Path, tmp_path: Path) -> None:
     more = ["train.schedule=constant", "train.validate_every=4", "train.batch_tokens=2048"]
     whole = small(tmp_path / "whole", data_sets, *more, "train.max_steps=8")
-    tasks_base.train(build_task(whole), QUIET)
+    train(build_task(whole), QUIET)
     for steps in (3, 8):
         parts = small(tmp_path / "parts", data_sets, *more, f"train.max_steps={steps}")
-        tasks_base.train(build_task(parts), QUIET)
+        train(build_task(parts), QUIET)
     one, other = (load_file(run.folder / "state" / "00000008" / "model.safetensors") for run in (whole, parts))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -200,12 +202,12 @@ def test_the_vocabulary_may_be_anothers(learned: Run, data_sets: Path, tmp_path:
         "train.max_steps=1",
         "train.warmup_steps=0",
     )
-    tasks_base.train(build_task(run), QUIET)
+    train(build_task(run), QUIET)
     assert (run.folder / "tokenizer.json").read_text() == (learned.folder / "tokenizer.json").read_text()
 
 
 def test_a_validation_hides_the_same_words_every_time(learned: Run) -> None:
-    filler = tasks_base.load_predictor(learned, "cpu")
+    filler = load_predictor(learned, "cpu")
     one, other = (pretrain_metrics.score_model(filler.model, filler.load_split("valid").batcher) for _ in "ab")
     assert one == other
     best = max(line["mlm_accuracy"] for line in metrics(learned) if line["event"] == "validation")
@@ -216,7 +218,7 @@ def test_a_validation_hides_the_same_words_every_time(learned: Run) -> None:
 
 
 def test_hidden_words_are_said(learned: Run) -> None:
-    filler = tasks_base.load_predictor(learned, "cpu")
+    filler = load_predictor(learned, "cpu")
     found = filler.fill("two three four [MASK] six seven.")
     assert found.mask_predictions[0][0][0] == "five"
     assert found.filled_text == "two three four five six seven."
@@ -229,7 +231,7 @@ def test_hidden_words_are_said(learned: Run) -> None:
 
 
 def test_lines_are_answered_in_their_order_whatever_goes_together(learned: Run) -> None:
-    filler = tasks_base.load_predictor(learned, "cpu")
+    filler = load_predictor(learned, "cpu")
     lines = [
         "two three [MASK] five six seven eight.",
         "three [MASK]",
@@ -249,7 +251,7 @@ def test_lines_are_answered_in_their_order_whatever_goes_together(learned: Run) 
 
 
 def test_what_is_written_for_a_line(learned: Run) -> None:
-    filler = tasks_base.load_predictor(learned, "cpu")
+    filler = load_predictor(learned, "cpu")
     one = filler.fill("one two. ||| three [MASK] five.", 2)
     (line,) = one.to_lines(n_best=True, alignments=False, as_json=False)
     following, words = line.split("\t")
@@ -264,7 +266,7 @@ def test_what_is_written_for_a_line(learned: Run) -> None:
 
 
 def test_bad_lines_and_wishes_are_told(learned: Run, tmp_path: Path) -> None:
-    filler = tasks_base.load_predictor(learned, "cpu")
+    filler = load_predictor(learned, "cpu")
     with pytest.raises(InputError, match=r"line 2 has no mask: write \[MASK\]"):
         list(filler.predict(["one [MASK]", "one two"], FillMaskOptions()))
     with pytest.raises(InputError, match=r"line 1 has 67 tokens.*64 at most"):
@@ -278,11 +280,11 @@ def test_bad_lines_and_wishes_are_told(learned: Run, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="can be exported to hf"):
         filler.export("onnx", tmp_path)
     with pytest.raises(InputError, match="test or valid"):
-        tasks_base.evaluate(filler, "train", FillMaskOptions(), QUIET)
+        evaluate(filler, "train", FillMaskOptions(), QUIET)
 
 
 def test_attention_is_shown(learned: Run, tmp_path: Path) -> None:
-    filler = tasks_base.load_predictor(learned, "cpu")
+    filler = load_predictor(learned, "cpu")
     one = filler.fill("one [MASK] three")
     assert filler.draw_attention(one, tmp_path / "map.png").stat().st_size > 1000
     (scene,) = filler.build_viewer_data("one two", "three")
@@ -304,20 +306,20 @@ def test_attention_is_shown(learned: Run, tmp_path: Path) -> None:
 def test_runs_are_compared_like_with_like(learned: Run, data_sets: Path, tmp_path: Path) -> None:
     more = [f"tokenizer.pretrained={learned.folder}", "train.max_steps=1", "train.warmup_steps=0"]
     other = small(tmp_path / "other", data_sets, *more, "masking.sequence_length=16")
-    tasks_base.train(build_task(other), QUIET)
-    tasks_base.compare([learned, other], "test", FillMaskOptions(), tmp_path / "out", "cpu", QUIET)
+    train(build_task(other), QUIET)
+    compare([learned, other], "test", FillMaskOptions(), tmp_path / "out", "cpu", QUIET)
     told = json.loads((tmp_path / "out" / "test.json").read_text())
     assert [one["name"] for one in told] == [str(learned.folder), str(other.folder)]
     assert told[0]["loss"] < told[1]["loss"]
     third = small(tmp_path / "third", data_sets, *more, "masking.sequence_length=24")
-    tasks_base.train(build_task(third), QUIET)
+    train(build_task(third), QUIET)
     with pytest.raises(InputError, match="has other test masking"):
-        tasks_base.compare([learned, third], "test", FillMaskOptions(), tmp_path / "out", "cpu", QUIET)
+        compare([learned, third], "test", FillMaskOptions(), tmp_path / "out", "cpu", QUIET)
 
 
 def test_a_run_becomes_a_folder_for_transformers(learned: Run, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    filler = tasks_base.load_predictor(learned, "cpu")
+    filler = load_predictor(learned, "cpu")
     filler.export("hf", tmp_path / "hf")
     theirs = transformers.AutoModelForPreTraining.from_pretrained(tmp_path / "hf").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
@@ -367,14 +369,14 @@ def test_settings_that_do_not_go_together_are_told(overrides: list[str], told: s
 def test_without_text_the_key_is_named(tmp_path: Path) -> None:
     run = Run.create_or_resume(tmp_path / "run", recipe.load("bert", SMALL))
     with pytest.raises(InputError, match=r"data\.train=my\.txt"):
-        tasks_base.train(build_task(run), QUIET)
+        train(build_task(run), QUIET)
 
 
 def test_too_little_text_is_told(tmp_path: Path) -> None:
     (tmp_path / "few.txt").write_text(text(count=3))
     run = Run.create_or_resume(tmp_path / "run", recipe.load("bert", [*SMALL, f"data.train={tmp_path / 'few.txt'}"]))
     with pytest.raises(InputError, match=r"set data\.valid"):
-        tasks_base.train(build_task(run), QUIET)
+        train(build_task(run), QUIET)
 
 
 def test_a_pretrained_model_goes_on_with_other_text(learned: Run, data_sets: Path, tmp_path: Path) -> None:
@@ -389,18 +391,18 @@ def test_a_pretrained_model_goes_on_with_other_text(learned: Run, data_sets: Pat
         "train.max_steps=2",
         "train.warmup_steps=1",
     )
-    tasks_base.train(build_task(run), QUIET)
-    before, after = tasks_base.load_predictor(learned, "cpu"), tasks_base.load_predictor(run, "cpu")
+    train(build_task(run), QUIET)
+    before, after = load_predictor(learned, "cpu"), load_predictor(run, "cpu")
     assert after.tokenizer.fingerprint == before.tokenizer.fingerprint
     for name, weight in before.model.state_dict().items():  # the heads' as well
         torch.testing.assert_close(after.model.state_dict()[name], weight, atol=1e-6, rtol=0)
     other = small(tmp_path / "other", data_sets, f"pretrained={learned.folder}")
     with pytest.raises(InputError, match=r"width=16.*width=64.*give model: its sizes"):
-        tasks_base.train(build_task(other), QUIET)
+        train(build_task(other), QUIET)
 
 
 def test_an_embedding_with_more_rows_than_pieces_is_taken_over(learned: Run, data_sets: Path, tmp_path: Path) -> None:
-    before = tasks_base.load_predictor(learned, "cpu")
+    before = load_predictor(learned, "cpu")
     model, pieces = before.model, before.tokenizer
     rounded = -(-pieces.vocab_size // 64) * 64
     assert rounded > pieces.vocab_size
@@ -423,8 +425,8 @@ def test_an_embedding_with_more_rows_than_pieces_is_taken_over(learned: Run, dat
     ]
     more += [f"data.train={tmp_path / 'other.txt'}", "data.held_out_size=10", "train.learning_rate=1e-12"]
     run = small(tmp_path / "on", data_sets, *more, "train.max_steps=2", "train.warmup_steps=1")
-    tasks_base.train(build_task(run), QUIET)
-    after = tasks_base.load_predictor(run, "cpu")
+    train(build_task(run), QUIET)
+    after = load_predictor(run, "cpu")
     assert after.model.bert.word_embedding.num_embeddings == rounded
     for name, weight in larger.state_dict().items():
         torch.testing.assert_close(after.model.state_dict()[name], weight, atol=1e-6, rtol=0)
@@ -470,7 +472,7 @@ def test_packed_batches_are_learned_from_on_any_device(data_sets: Path, tmp_path
     for packed in ("true", "false"):
         run = small(tmp_path / packed, data_sets, f"data.packing={packed}", "train.max_steps=1", "train.warmup_steps=0",
                     "train.batch_tokens=65536", "model.dropout=0")  # fmt: skip
-        tasks_base.train(build_task(run), QUIET)
+        train(build_task(run), QUIET)
         losses.append(metrics(run)[0]["loss"])
     assert DocumentStore.open(run.folder / "data" / "train").skipped.total == 0
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)  # one batch, all of the epoch

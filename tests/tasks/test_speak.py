@@ -22,7 +22,8 @@ from jumok.cli import app as cli_app
 from jumok.data.readers.speech import BuiltinUtterance, SpeechExample
 from jumok.data.tokenizers.speech_symbols import SpeechSymbols
 from jumok.run import Run
-from jumok.tasks import base as tasks_base
+from jumok.tasks.comparison import compare
+from jumok.tasks.evaluation import evaluate
 from jumok.tasks.options import NBestOptions
 from jumok.tasks.speak import (
     forced_alignment,
@@ -447,7 +448,7 @@ def test_a_scene_of_speech_can_be_told_anew(voice: SpeechPredictor) -> None:
 
 def test_an_evaluation_of_built_in_voices(run: Run) -> None:
     spoken = io.StringIO()
-    found = tasks_base.evaluate(jumok.load(run.folder, "cpu"), "test", SpeechOptions(), Console(file=spoken, width=200))
+    found = evaluate(jumok.load(run.folder, "cpu"), "test", SpeechOptions(), Console(file=spoken, width=200))
     kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     lines = (run.folder / "eval" / "test.jsonl").read_text(encoding="utf-8").splitlines()
     each = [json.loads(line) for line in lines]
@@ -467,7 +468,7 @@ def test_an_evaluation_of_built_in_voices(run: Run) -> None:
 
 def test_runs_are_compared_by_how_far_they_are_from_the_recordings(run: Run, tmp_path: Path) -> None:
     other = trained(tmp_path / "other", small("tacotron", "data.held_out_size=5", "train.seed=2"))
-    tasks_base.compare([run, other], "test", SpeechOptions(), tmp_path / "out", "cpu", Console(quiet=True))
+    compare([run, other], "test", SpeechOptions(), tmp_path / "out", "cpu", Console(quiet=True))
     told = json.loads((tmp_path / "out" / "test.json").read_text(encoding="utf-8"))
     assert [one["low"] <= one["value"] == one["mcd"] <= one["high"] for one in told] == [True, True]
 
@@ -480,7 +481,7 @@ def test_judges_of_recordings_with_labels(tmp_path: Path, table: Path, monkeypat
     (table / "new.tsv").write_text("\n".join(new), encoding="utf-8")
     chosen = [*TABLE, f"data.train={table / 'new.tsv'}", f"data.test={table / 'new.tsv'}"]
     run = trained(tmp_path / "run", small("tacotron", *chosen))
-    kept = tasks_base.evaluate(jumok.load(run.folder, "cpu"), "test", SpeechOptions(), Console(quiet=True)).metrics
+    kept = evaluate(jumok.load(run.folder, "cpu"), "test", SpeechOptions(), Console(quiet=True)).metrics
     rows = {(row["label"], row["speakers"]): row for row in kept["judges"]}
     assert rows["emotion", "known"]["count"] + rows["emotion", "new"]["count"] == 6
     assert rows["text", "new"]["chance"] == 0.5

@@ -20,7 +20,9 @@ from jumok.batches.tokens import EOS
 from jumok.data.readers.formats import TranslationExample
 from jumok.metrics.translation import TranslationScore
 from jumok.run import Run
-from jumok.tasks import base as tasks_base
+from jumok.tasks import load_predictor
+from jumok.tasks.comparison import compare
+from jumok.tasks.evaluation import evaluate
 from jumok.tasks.translate import metrics as translate_metrics
 from jumok.tasks.translate.config import BUILTIN_CORPUS, TranslationDataConfig, TranslationDecodeConfig
 from jumok.tasks.translate.data import TranslationData
@@ -45,7 +47,7 @@ def test_every_recipe_trains_translates_and_is_scored(
     events = [line["event"] for line in lines if line["event"] != "alarm"]  # it hardly learned
     assert events == ["train", "train", "train", "validation"]
     translator = jumok.load(run.folder, "cpu")
-    found = tasks_base.evaluate(translator, "test", TranslationOptions(beam_size=2), QUIET)
+    found = evaluate(translator, "test", TranslationOptions(beam_size=2), QUIET)
     kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     assert kept["bleu"]["value"] == found.metrics["bleu"]["value"]
     count = len(translator.data.test_split().examples) if "hansards" in name else 11  # some are held out there
@@ -61,7 +63,7 @@ def test_every_recipe_trains_translates_and_is_scored(
 
 
 def test_order_and_empty_lines_are_kept_whatever_goes_together(bahdanau: Run) -> None:
-    translator = tasks_base.load_predictor(bahdanau, "cpu")
+    translator = load_predictor(bahdanau, "cpu")
     lines = ["we walk", "", "the king sleeps because it snows in busan", "we walk", "  ", "i run"]
     together = list(translator.predict(lines, TranslationOptions()))
     alone = [translator.translate(line) for line in lines]
@@ -81,7 +83,7 @@ def test_order_and_empty_lines_are_kept_whatever_goes_together(bahdanau: Run) ->
 
 @pytest.mark.parametrize("name", ["bahdanau", "transformer"])
 def test_links_and_maps_belong_to_what_beam_search_found(name: str, request: pytest.FixtureRequest) -> None:
-    translator = tasks_base.load_predictor(request.getfixturevalue(name), "cpu")
+    translator = load_predictor(request.getfixturevalue(name), "cpu")
     for one in translator.predict(
         ["we walk to the market", "i run"], TranslationOptions(beam_size=3), with_attention=True
     ):
@@ -96,7 +98,7 @@ def test_links_and_maps_belong_to_what_beam_search_found(name: str, request: pyt
 
 
 def test_links_of_given_pairs(bahdanau: Run) -> None:
-    translator = tasks_base.load_predictor(bahdanau, "cpu")
+    translator = load_predictor(bahdanau, "cpu")
     pairs = [
         TranslationExample("we walk", "우리는 걷는다", ""),
         TranslationExample("i run", "나는 달린다", ""),
@@ -108,7 +110,7 @@ def test_links_of_given_pairs(bahdanau: Run) -> None:
 
 
 def test_the_ways_to_search(bahdanau: Run) -> None:
-    translator = tasks_base.load_predictor(bahdanau, "cpu")
+    translator = load_predictor(bahdanau, "cpu")
     [best] = translator.predict(["we walk to the market"], TranslationOptions(beam_size=4, n_best=3))
     scores = [best.score, *(other.score for other in best.alternatives)]
     assert len(scores) == 3
@@ -122,8 +124,8 @@ def test_the_ways_to_search(bahdanau: Run) -> None:
 
 
 def test_coverage_changes_how_translations_are_ranked(bahdanau: Run) -> None:
-    plain = tasks_base.load_predictor(bahdanau, "cpu")
-    covering = tasks_base.load_predictor(bahdanau, "cpu")
+    plain = load_predictor(bahdanau, "cpu")
+    covering = load_predictor(bahdanau, "cpu")
     covering.decode_config = TranslationDecodeConfig(coverage_penalty=5.0)
     for translator in (plain, covering):  # hardly trained, it would say no EOS
         translator.model.generator.bias.data[EOS] += 4
@@ -133,7 +135,7 @@ def test_coverage_changes_how_translations_are_ranked(bahdanau: Run) -> None:
 
 
 def test_lines_as_the_command_writes_them(bahdanau: Run) -> None:
-    translator = tasks_base.load_predictor(bahdanau, "cpu")
+    translator = load_predictor(bahdanau, "cpu")
     one = translator.translate("we walk", TranslationOptions(beam_size=2, n_best=2))
     pharaoh = " ".join(f"{i}-{j}" for i, j in one.alignment or [])
     assert next(one.to_lines(n_best=False, alignments=True, as_json=False)) == f"{one.translation} ||| {pharaoh}"
@@ -143,6 +145,7 @@ def test_lines_as_the_command_writes_them(bahdanau: Run) -> None:
     told = json.loads(next(one.to_lines(n_best=False, alignments=False, as_json=True)))
     assert told["translation"] == one.translation
     assert told["source_words"] == ["we", "walk"]
+    assert told["alignment"] == [list(link) for link in one.alignment or []]
 
 
 # -------------------------------------------------------------------------------------------- own data
@@ -224,7 +227,7 @@ def test_text_that_is_spelled_out_is_so_on_every_side(tmp_path: Path) -> None:
 def test_own_data_trains(tmp_path: Path) -> None:
     write_pairs(tmp_path / "my.tsv")
     run = trained(tmp_path / "run", "bahdanau", f"data.train={tmp_path / 'my.tsv'}", "data.held_out_size=5")
-    assert isinstance(tasks_base.load_predictor(run, "cpu").translate("word 3").translation, str)
+    assert isinstance(load_predictor(run, "cpu").translate("word 3").translation, str)
 
 
 def test_too_little_data_is_told(tmp_path: Path) -> None:
@@ -291,7 +294,7 @@ def test_a_signature_is_a_line_of_its_own_however_narrow_the_terminal(
     run = trained(tmp_path / "run", next(name for name in TRANSLATING if "multi30k" in name))
     file = io.StringIO()
     narrow = Console(file=file, force_terminal=True, color_system=None, width=40)
-    found = tasks_base.evaluate(tasks_base.load_predictor(run, "cpu"), "test", TranslationOptions(beam_size=1), narrow)
+    found = evaluate(load_predictor(run, "cpu"), "test", TranslationOptions(beam_size=1), narrow)
     told = file.getvalue().splitlines()
     for metric in ("bleu", "chrf", "bleu_moses"):
         assert sum(line.endswith(f": {found.metrics[metric]['signature']}") for line in told) == 1
@@ -314,7 +317,7 @@ def test_while_bleu_is_nought_but_for_chance_perplexity_decides(
 
 
 def test_compare_tells_scores_and_draws_the_curves(bahdanau: Run, transformer: Run, tmp_path: Path) -> None:
-    tasks_base.compare([bahdanau, transformer], "test", TranslationOptions(beam_size=1), tmp_path / "out", "cpu", QUIET)
+    compare([bahdanau, transformer], "test", TranslationOptions(beam_size=1), tmp_path / "out", "cpu", QUIET)
     told = json.loads((tmp_path / "out" / "test.json").read_text(encoding="utf-8"))
     assert [one["name"] for one in told] == [str(bahdanau.folder), str(transformer.folder)]
     assert told[0]["p_value"] is None
@@ -325,12 +328,12 @@ def test_compare_tells_scores_and_draws_the_curves(bahdanau: Run, transformer: R
 def test_compare_refuses_runs_on_other_data(bahdanau: Run, tmp_path: Path) -> None:
     other = trained(tmp_path / "run", "bahdanau", "data.held_out_size=12")
     with pytest.raises(InputError, match="has other test sentences"):
-        tasks_base.compare([bahdanau, other], "test", TranslationOptions(), tmp_path / "out", "cpu", QUIET)
+        compare([bahdanau, other], "test", TranslationOptions(), tmp_path / "out", "cpu", QUIET)
 
 
 def test_compare_refuses_a_run_twice(bahdanau: Run, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="twice"):
-        tasks_base.compare([bahdanau, bahdanau], "test", TranslationOptions(), tmp_path / "out", "cpu", QUIET)
+        compare([bahdanau, bahdanau], "test", TranslationOptions(), tmp_path / "out", "cpu", QUIET)
 
 
 def test_data_that_changed_since_is_refused(tmp_path: Path) -> None:
@@ -344,7 +347,7 @@ def test_data_that_changed_since_is_refused(tmp_path: Path) -> None:
 
 def test_a_line_too_long_for_learned_positions_is_refused_by_its_number(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", "convolutional", "model.max_positions=200")
-    translator = tasks_base.load_predictor(run, "cpu")
+    translator = load_predictor(run, "cpu")
     with pytest.raises(InputError, match=r"line 2 has 2\d\d tokens.*199 at most"):
         list(translator.predict(["we walk", "x" * 211], TranslationOptions()))
     for one in translator.predict(["we walk to the market and run " * 5], TranslationOptions()):
@@ -352,7 +355,7 @@ def test_a_line_too_long_for_learned_positions_is_refused_by_its_number(tmp_path
 
 
 def test_every_hypothesis_has_its_links(bahdanau: Run) -> None:
-    best = tasks_base.load_predictor(bahdanau, "cpu").translate("we walk", TranslationOptions(beam_size=3, n_best=3))
+    best = load_predictor(bahdanau, "cpu").translate("we walk", TranslationOptions(beam_size=3, n_best=3))
     for one in (best, *best.alternatives):
         assert one.alignment is not None
         assert [target for _, target in sorted(one.alignment, key=lambda link: link[1])] == list(
@@ -361,13 +364,13 @@ def test_every_hypothesis_has_its_links(bahdanau: Run) -> None:
 
 
 def test_what_cannot_be_asked_of_a_run(bahdanau: Run, tmp_path: Path) -> None:
-    translator = tasks_base.load_predictor(bahdanau, "cpu")
+    translator = load_predictor(bahdanau, "cpu")
     with pytest.raises(InputError, match="test or valid"):
-        tasks_base.evaluate(translator, "tset", TranslationOptions(), QUIET)
+        evaluate(translator, "tset", TranslationOptions(), QUIET)
     with pytest.raises(InputError, match="hf"):
         translator.export("tflite", tmp_path / "out")
     with pytest.raises(InputError, match="cannot be used here"):
-        tasks_base.load_predictor(bahdanau, "cuda:77")
+        load_predictor(bahdanau, "cuda:77")
     moved = tmp_path / "moved"
     shutil.copytree(bahdanau.folder, moved)
     (moved / "model.safetensors").unlink()
@@ -376,7 +379,7 @@ def test_what_cannot_be_asked_of_a_run(bahdanau: Run, tmp_path: Path) -> None:
 
 
 def test_a_fixed_context_has_no_links_and_says_so(tmp_path: Path) -> None:
-    translator = tasks_base.load_predictor(trained(tmp_path / "run", "fixed"), "cpu")
+    translator = load_predictor(trained(tmp_path / "run", "fixed"), "cpu")
     one = translator.translate("we walk")
     assert one.alignment is None
     with pytest.raises(InputError, match="no attention"):

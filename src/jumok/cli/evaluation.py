@@ -35,18 +35,18 @@ def evaluate(
 ) -> None:
     """Evaluate a run on its test data. Figures and predictions are written to the run folder."""
     from jumok.run import Run
-    from jumok.tasks import base, build_task
+    from jumok.tasks import build_task, evaluation, load_predictor
 
     opened_run = Run.open(run)
     options = build_task(opened_run).options_type.from_command_line(beam_size=beam_size)
-    predictor, console = base.load_predictor(opened_run, device), build_console()
+    predictor, console = load_predictor(opened_run, device), build_console()
     if not faithfulness:
-        base.evaluate(predictor, split, options, console)
+        evaluation.evaluate(predictor, split, options, console)
         return
     from jumok.tasks.classify import faithfulness as classify_faithfulness
 
     classify_faithfulness.check_can_highlight(predictor)
-    base.evaluate(predictor, split, options, console)
+    evaluation.evaluate(predictor, split, options, console)
     classify_faithfulness.evaluate_faithfulness(predictor, split, console)
 
 
@@ -67,7 +67,7 @@ def compare(
     Reports scores with confidence intervals, significance tests, and scores by length.
     """
     from jumok.run import Run
-    from jumok.tasks import base, build_task
+    from jumok.tasks import build_task, comparison
 
     opened_runs = [Run.open(run) for run in runs]
     if len(opened_runs) < 2:
@@ -76,4 +76,4 @@ def compare(
     if len(task_names) > 1:
         raise InputError(f"these runs have different tasks ({', '.join(sorted(task_names))}); compare runs of one task")
     options = build_task(opened_runs[0]).options_type.from_command_line(beam_size=beam_size)
-    base.compare(opened_runs, split, options, out, device, build_console())
+    comparison.compare(opened_runs, split, options, out, device, build_console())

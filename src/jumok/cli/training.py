@@ -34,12 +34,12 @@ def train(
     """Train a model. If the run folder already exists, resume training."""
     from jumok import recipe as recipe_module
     from jumok.run import Run, lock_run_folder
-    from jumok.tasks import base, build_task
+    from jumok.tasks import build_task, training
 
     loaded_recipe = recipe_module.load(recipe, overrides or [])
     folder = out or recipe_module.get_run_folder(recipe)
     with _handle_stop_signals(), lock_run_folder(folder):
-        base.train(build_task(Run.create_or_resume(folder, loaded_recipe)), build_console())
+        training.train(build_task(Run.create_or_resume(folder, loaded_recipe)), build_console())
 
 
 def recipes(

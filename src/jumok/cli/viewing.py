@@ -107,7 +107,7 @@ def _capture_views(
     from jumok.look.viewer import huggingface_model
     from jumok.look.viewer.comparison import parse_ablations
     from jumok.run import Run
-    from jumok.tasks import base, build_task
+    from jumok.tasks import build_task, load_predictor
 
     ablations = parse_ablations(knock_out)
     if huggingface_model.is_huggingface_folder(model):
@@ -127,5 +127,5 @@ def _capture_views(
     task = build_task(run)
     options = task.options_type.from_command_line(style_audio=style_audio, style_weights=style_weights)
     text = task.read_text(text)
-    predictor = base.load_predictor(run, device)
+    predictor = load_predictor(run, device)
     return predictor.build_viewer_data(text, target, options=options, ablations=ablations)

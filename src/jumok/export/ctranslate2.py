@@ -76,7 +76,7 @@ def export_ctranslate2(
     Returns:
         The result of the comparison, as text. It is also in the README.
     """
-    from jumok.tasks.base import load_predictor
+    from jumok.tasks import load_predictor
 
     check_supported(run)
     if quantization is not None and quantization not in QUANTIZATIONS:

@@ -34,7 +34,7 @@ def export_run(
 
         return ctranslate2.export_ctranslate2(run, output_folder, quantization, compare=compare)
     if format_name == "hf":
-        from jumok.tasks.base import load_predictor
+        from jumok.tasks import load_predictor
 
         load_predictor(run, "cpu").export(format_name, output_folder)
         return None

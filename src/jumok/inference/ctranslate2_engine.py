@@ -26,7 +26,7 @@ from jumok.errors import InputError
 from jumok.export import ctranslate2 as exchange
 from jumok.inference import engines
 from jumok.run import Run
-from jumok.tasks import base
+from jumok.tasks import load_predictor
 from jumok.tasks.translate.data import TranslationData
 from jumok.tasks.translate.predictor import StreamingBatch, TranslationOptions, TranslationPredictor
 
@@ -43,7 +43,7 @@ def load(run: Run, device: str = "auto", compute_type: str = "auto") -> CTransla
     exchange.import_ctranslate2()
 
     def build_files(folder: Path) -> None:
-        source = base.load_predictor(run, "cpu")
+        source = load_predictor(run, "cpu")
         assert isinstance(source, TranslationPredictor)
         exchange.write_model(source.model, source.tokenizers, folder)
 

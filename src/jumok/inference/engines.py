@@ -42,9 +42,9 @@ def load_predictor(run: Run, engine: str = "torch", device: str = "auto") -> Pre
     """Load the predictor of a run with an engine."""
     check_engine(engine)
     if engine == "torch":
-        from jumok.tasks import base
+        from jumok import tasks
 
-        return base.load_predictor(run, device)
+        return tasks.load_predictor(run, device)
     try:
         module = importlib.import_module(f"jumok.inference.{engine}_engine")
     except ModuleNotFoundError as error:
@@ -105,10 +105,10 @@ def load_torch_predictor(run: Run, digest: str, device: str) -> Predictor[Any, A
 
     The digest is computed after the weights are read, so a replacement in between is found as well.
     """
-    from jumok.tasks import base
+    from jumok import tasks
 
     try:
-        predictor = base.load_predictor(run, device)
+        predictor = tasks.load_predictor(run, device)
         unchanged = compute_run_digest(run) == digest
     except (InputError, OSError):
         unchanged = False

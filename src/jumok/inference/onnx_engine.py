@@ -25,8 +25,8 @@ from jumok.inference import engines
 from jumok.models.bert import BertPretrainingModel, BertSpanExtractor
 from jumok.models.convolutional import ConvolutionalConfig
 from jumok.run import Run
-from jumok.tasks import build_task
-from jumok.tasks.base import Predictor, load_predictor
+from jumok.tasks import build_task, load_predictor
+from jumok.tasks.base import Predictor
 from jumok.tasks.translate.data import TranslationData
 from jumok.tasks.translate.predictor import TranslationPredictor
 

@@ -21,9 +21,7 @@ from jumok.errors import InputError
 if TYPE_CHECKING:
     from jumok.run import Run
     from jumok.tasks.api import TaskService
-    from jumok.tasks.base import Task
-
-__all__ = ["TASK_NAMES", "build_task", "get_recipe_types", "get_service_type"]
+    from jumok.tasks.base import Predictor, Task
 
 TASK_NAMES = ("translate", "pretrain", "classify", "tag", "answer", "caption", "speak")
 
@@ -38,6 +36,18 @@ def build_task(run: Run) -> Task[Any]:
     """Build the task of a run."""
     task: Task[Any] = importlib.import_module(f"jumok.tasks.{run.recipe.task}.task").build_task(run)
     return task
+
+
+def load_predictor(run: Run, device: str = "auto") -> Predictor[Any, Any]:
+    """Load the trained model of a run."""
+    from jumok.devices import move_to_device
+    from jumok.training import load_weights
+
+    task = build_task(run)
+    model, tokenizer = task.build_model()
+    load_weights(model, run.weights_path)
+    predictor: Predictor[Any, Any] = task.build_predictor(move_to_device(model, device), tokenizer)
+    return predictor
 
 
 def get_service_type(name: str) -> type[TaskService[Any, Any]]:

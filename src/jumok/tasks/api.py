@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, TypeVar
@@ -178,7 +179,7 @@ class TextPairRequest(TaskRequest):
 
 
 class TaskResponse(BaseModel):
-    """Base class of all responses."""
+    """Base class of all responses. The fields are those of ``Prediction.to_dict``."""
 
     model_config = ConfigDict(extra="forbid")
     media_type: ClassVar[str | None] = None  # alternative to JSON, for a client that accepts it
@@ -214,41 +215,45 @@ A = TypeVar("A", covariant=True, bound=TaskResponse)
 
 
 class TaskService(Protocol[Q, A]):
-    """Serves a model of one task.
+    """Serves a model of one task. Implementations subclass it.
 
     Any thread calls ``estimate_tokens``; only the thread that owns the model calls the other methods.
     """
 
     endpoint: ClassVar[str]  # the path of its URL
     summary: ClassVar[str]  # one sentence
-    supports_streaming: ClassVar[bool]
+    supports_streaming: ClassVar[bool] = False
     request_type: ClassVar[type[Any]]  # a subclass of TaskRequest
     response_type: ClassVar[type[Any]]  # a subclass of TaskResponse
 
-    def __init__(self, predictor: Any, request_limits: RequestLimits) -> None: ...
+    predictor: Any
+    request_limits: RequestLimits
+
+    def __init__(self, predictor: Any, request_limits: RequestLimits) -> None:
+        self.predictor, self.request_limits = predictor, request_limits
 
     def describe(self) -> dict[str, Any]:
         """Properties of the model, such as its class names.
 
         ``examples`` are requests to try it with, for models of built-in data.
         """
-        ...
+        return {}
 
+    @abstractmethod
     def estimate_tokens(self, request: Q) -> int:
         """Estimate the work of a request in tokens. Raise if it is invalid or too large."""
-        ...
 
     def get_batch_key(self, request: Q) -> Hashable:
         """Requests with equal keys may be batched."""
-        ...
+        return None
 
+    @abstractmethod
     def predict(self, requests: Sequence[Q], listener: ResponseListener) -> Sequence[A]:
         """Respond to requests with equal keys, in their order."""
-        ...
 
+    @abstractmethod
     def build_viewer_data(self, request: Q, response: Any) -> list[ViewerData]:
         """Capture the attention of the model for a response, for the viewer."""
-        ...
 
 
 def format_request_error(error: InputError) -> str:

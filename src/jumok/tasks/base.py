@@ -1,24 +1,23 @@
-"""What every task has in common: the protocols ``Task`` and ``Predictor``, and the commands that use them.
+"""The interface of all tasks: the protocols ``Task`` and ``Predictor``, and the data that they exchange.
 
 A *task* builds everything that a run needs: data, model, tokenizer. A *predictor* is a model with its tokenizer,
-ready for use::
+ready for use. The commands are written once, for all tasks:
 
-    train      task.prepare  ►  task.build_model  ►  task.build_dataset  ►  task.init_weights  ►  training loop
-    validate   predictor.load_split("valid")  ►  predictor.validate
-    evaluate   predictor.load_split("test")   ►  predictor.score_split  ►  eval/test.json, figures/
-    compare    the same for several runs      ►  bootstrap intervals and p-values
+- :mod:`jumok.tasks.training`: ``jumok train``
+- :mod:`jumok.tasks.evaluation`: ``jumok eval``
+- :mod:`jumok.tasks.comparison`: ``jumok compare``
 
-This module imports no task. To add a task, write a package with the modules that :mod:`jumok.tasks` lists.
+:mod:`jumok.tasks` describes how to add a task.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import shlex
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
@@ -26,29 +25,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from torch import Tensor, nn
 
 from jumok.data.readers.parallel_corpus import SkippedExamples
 from jumok.decoding import StreamListener
-from jumok.devices import move_to_device
 from jumok.errors import InputError
-from jumok.files import read_json, write_json, write_text
 from jumok.inference import line_io
-from jumok.metrics.bootstrap import BootstrapResult, bootstrap_models
 from jumok.run import Run
-from jumok.tasks import build_task, jsonl_input
+from jumok.tasks import jsonl_input
 from jumok.tasks.jsonl_input import JsonObject
 from jumok.tasks.options import PredictOptions
-from jumok.training import (
-    DistributedRanks,
-    TrainingSummary,
-    ValidationReport,
-    init_distributed,
-    load_weights,
-)
-from jumok.training import train as train_model
+from jumok.training import DistributedRanks, ValidationReport
 from jumok.training.prefetch import TrainingDataset
 
 if TYPE_CHECKING:
@@ -58,7 +45,6 @@ if TYPE_CHECKING:
 SplitName = Literal["valid", "test"]
 Statistic = Callable[[NDArray[np.int64]], float]  # a metric of the examples with these indices
 E = TypeVar("E")
-O = TypeVar("O", bound=PredictOptions)  # noqa: E741
 P_co = TypeVar("P_co", bound="Prediction", covariant=True)
 O_contra = TypeVar("O_contra", bound=PredictOptions, contravariant=True)
 PredictorT = TypeVar("PredictorT", bound="Predictor[Any, Any]")
@@ -98,6 +84,7 @@ class Prediction(ABC):
     index: int  # of the line, from 0
     input: str  # the line
     finished: bool = field(default=True, kw_only=True)  # False: cut off at the length limit
+    alternatives: tuple[Prediction, ...] = field(default=(), kw_only=True)  # the rest of an n-best list
 
     @property
     def is_drawable(self) -> bool:
@@ -113,11 +100,29 @@ class Prediction(ABC):
         """The output lines of ``jumok run``."""
         if alignments and not self.supports_alignments:
             raise InputError("--alignments: only translations have word alignments")
-        return self.format_lines(n_best=n_best, as_json=as_json)
+        return self.to_json_lines(n_best=n_best) if as_json else self.format_lines(n_best=n_best)
 
     @abstractmethod
-    def format_lines(self, *, n_best: bool, as_json: bool) -> Iterator[str]:
-        """The output lines, without word alignments."""
+    def format_lines(self, *, n_best: bool) -> Iterator[str]:
+        """The output lines as text, without word alignments."""
+
+    def to_json_lines(self, *, n_best: bool) -> Iterator[str]:
+        """The output lines as JSON: the input and the fields of each prediction."""
+        for prediction in (self, *self.alternatives):
+            content = {"line": self.index, **self.input_fields, **prediction.to_dict(n_best=n_best)}
+            yield json.dumps(content, ensure_ascii=False)
+
+    @property
+    def input_fields(self) -> dict[str, Any]:
+        """The fields of the input in JSON."""
+        return {"text": self.input}
+
+    @abstractmethod
+    def to_dict(self, *, n_best: bool = False) -> dict[str, Any]:
+        """The fields of the prediction in JSON. The responses of the server have the same fields.
+
+        ``n_best`` adds further predictions, unless they are ``alternatives``, which have lines of their own.
+        """
 
 
 @dataclass(frozen=True)
@@ -140,6 +145,13 @@ class Evaluation:
     comparison_columns: Mapping[str, str] = field(default_factory=dict)  # further columns of a comparison
     num_digits: int = 4  # after the decimal point of the main metric
     scoring: Any = None  # the metric object, which the other runs of a comparison use as well
+
+    def to_validation_report(self, loss: float) -> ValidationReport:
+        """Report the scores to the training loop. The loss decides between equal scores."""
+        numbers = {name: value for name, value in self.metrics.items() if isinstance(value, int | float)}
+        return ValidationReport(
+            {**numbers, "loss": loss}, select_by=self.select_by, tie_breaker="loss", samples=list(self.samples)
+        )
 
 
 # --------------------------------------------------------------------------------------------------- protocols
@@ -250,17 +262,14 @@ class PredictionWriter(Protocol):
 
 
 class Task(Protocol[PredictorT]):
-    """Builds everything that a run needs. The methods are in the order in which :func:`train` calls them.
+    """Builds everything that a run needs. The methods are in the order in which training calls them.
 
     Implementations subclass it.
     """
 
     description: ClassVar[str]  # what a trained model does, as in "translate a text"
     options_type: ClassVar[type[PredictOptions]]
-    checked_splits: ClassVar[tuple[SplitName, ...]] = (
-        "valid",
-        "test",
-    )  # read before training, to find errors
+    checked_splits: ClassVar[tuple[SplitName, ...]] = ("valid", "test")  # read before training, to find errors
     encodes_with_model: ClassVar[bool] = False  # the model moves to its device before ``build_dataset``
     reads_lines: ClassVar[bool] = True  # False: inputs are not lines of text
     writes_files: ClassVar[bool] = False  # True: predictions are files, see ``open_writer``
@@ -336,232 +345,6 @@ class Task(Protocol[PredictorT]):
         return None
 
 
-# ---------------------------------------------------------------------------------------------------- training
-
-
-def train(task: Task[Any], console: Console) -> TrainingSummary:
-    """Train the model of a run. If the run has a checkpoint, resume training."""
-    run, config = task.run, task.run.recipe.train
-    with init_distributed(config.device) as ranks:
-        messages: list[str] = []
-        if ranks.is_main:
-            messages += task.prepare(console)
-        ranks.barrier()
-        torch.manual_seed(config.seed)
-        model, tokenizer = task.build_model()
-        if task.encodes_with_model:
-            model.to(ranks.device)
-        predictor = task.build_predictor(model, tokenizer)
-        with _show_status(console, task.dataset_message) if ranks.is_main else nullcontext():
-            dataset, skipped = task.build_dataset(predictor, ranks)
-        messages += format_skipped("training", skipped)
-        if ranks.is_main:
-            _check_unchanged(run, dataset)
-            for name in task.checked_splits:  # an error in them appears now, not after an hour
-                messages += format_skipped(name, predictor.load_split(name).skipped)
-        if not run.has_checkpoint:
-            messages += task.init_weights(model, tokenizer)
-        if ranks.is_main:
-            _print_lines(console, [*messages, task.describe_model(model, tokenizer, dataset)])
-        summary = train_model(
-            model,
-            dataset,
-            config,
-            run.folder,
-            validate=Validator(task, tokenizer),
-            console=console,
-            ranks=ranks,
-        )
-    if ranks.is_main:
-        _print_lines(console, format_next_commands(run, task.description, task.input_example))
-    return summary
-
-
-class Validator:
-    """Validates a model during training. The data is read at the first call, by the process that validates."""
-
-    def __init__(self, task: Task[Any], tokenizer: Any) -> None:
-        self._task, self._tokenizer = task, tokenizer
-        self._model: nn.Module | None = None
-        self._predictor: Predictor[Any, Any] | None = None  # reused for the same model, with its CUDA graphs
-        self._split: DatasetSplit[Any] | None = None
-
-    def __call__(self, model: nn.Module) -> ValidationReport:
-        if self._predictor is None or self._model is not model:
-            self._model, self._predictor = model, self._task.build_predictor(model, self._tokenizer)
-        if self._split is None:
-            self._split = self._predictor.load_split("valid")
-        return self._predictor.validate(self._split)
-
-
-def load_predictor(run: Run, device: str = "auto") -> Predictor[Any, Any]:
-    """Load the trained model of a run."""
-    task = build_task(run)
-    model, tokenizer = task.build_model()
-    load_weights(model, run.weights_path)
-    predictor: Predictor[Any, Any] = task.build_predictor(move_to_device(model, device), tokenizer)
-    return predictor
-
-
-def build_validation_report(evaluation: Evaluation, loss: float) -> ValidationReport:
-    """Report an evaluation to the training loop. The loss decides between equal scores."""
-    numbers = {name: value for name, value in evaluation.metrics.items() if isinstance(value, int | float)}
-    return ValidationReport(
-        {**numbers, "loss": loss},
-        select_by=evaluation.select_by,
-        tie_breaker="loss",
-        samples=list(evaluation.samples),
-    )
-
-
-def _check_unchanged(run: Run, dataset: FingerprintedDataset) -> None:
-    """Store the fingerprint of the training data. Raise if the data of a run with a checkpoint changed."""
-    path = run.folder / "data" / "train.json"
-    content = {"num_rows": len(dataset), "fingerprint": dataset.fingerprint}
-    if not (run.has_checkpoint and path.is_file()):
-        write_json(path, content)
-    elif read_json(path, dict) != content:
-        raise InputError(
-            f"the data has changed since the training of {run.folder} started; restore it, or start a new run "
-            "in another folder with --out"
-        )
-
-
-# -------------------------------------------------------------------------------------------------- evaluation
-
-
-def evaluate(predictor: Predictor[Any, O], split_name: str, options: O, console: Console) -> Evaluation:
-    """Score a run on its test or validation data, print the result, and write it to the folder of the run."""
-    split = _load_split(predictor, split_name)
-    with console.status(f"scoring {split.description}"):
-        result = predictor.score_split(split, options, detailed=True)
-    folder = predictor.run.folder
-    if result.outputs:
-        lines = "".join(f"{line}\n" for line in result.outputs)
-        write_text(folder / "eval" / f"{split_name}{result.outputs_suffix}", lines)
-    content = {
-        "split": split_name,
-        "num_examples": split.num_examples,
-        "num_skipped": split.skipped.total,
-        "options": asdict(options),
-        **result.metrics,
-    }
-    write_json(folder / "eval" / f"{split_name}.json", content)
-    _print_metrics(result, f"{split_name}, {split.description}", console)
-    _print_lines(console, format_skipped(split_name, split.skipped))
-    for report in result.reports:
-        report(folder, split_name, console)
-    for suffix, draw in result.figures.items():
-        name = f"{split_name}-{suffix}" if suffix else split_name
-        try:
-            message = f"figure: {draw(folder / 'figures' / f'{name}.png')}"
-        except InputError as error:  # for example, an image file that was deleted after it was cached
-            message = f"no figure: {error}"
-        _print_lines(console, [message])
-    if result.print_samples:
-        _print_lines(console, result.samples)
-    return result
-
-
-def compare(
-    runs: Sequence[Run],
-    split_name: str,
-    options: PredictOptions,
-    output_folder: Path,
-    device: str,
-    console: Console,
-) -> list[BootstrapResult]:
-    """Score several runs on the same examples: the main metric with confidence intervals and p-values.
-
-    The p-values are for the difference to the first run.
-    """
-    names = [str(run.folder) for run in runs]
-    if len(set(names)) < len(names):
-        raise InputError(f"a run is listed twice: {', '.join(names)}; compare different runs")
-    evaluations: dict[str, Evaluation] = {}
-    first_key: Mapping[str, Any] = {}
-    description, num_examples = "", 0
-    for name, run in zip(names, runs, strict=True):
-        predictor = load_predictor(run, device)
-        split = _load_split(predictor, split_name)
-        key = split.comparison_key()
-        first_key = first_key or key
-        for part, value in key.items():
-            if value != first_key[part]:
-                raise InputError(
-                    f"{name} has other {split_name} {part} than {names[0]}; compare runs on the same examples"
-                )
-        description, num_examples = split.description, split.num_examples
-        with console.status(f"scoring {name}"):
-            first = next(iter(evaluations.values()), None)
-            evaluations[name] = predictor.score_split(split, options, scored_like=first)
-    metrics = {result.select_by for result in evaluations.values()}
-    if len(metrics) > 1:
-        raise InputError(f"these runs have different main metrics: {', '.join(sorted(metrics))}")
-    results = _bootstrap(evaluations, num_examples)
-    console.print(_build_comparison_table(evaluations, results, f"{split_name}, {description}"))
-    first = evaluations[names[0]]
-    _print_notes(first.notes, console)
-    path = output_folder / f"{split_name}.json"
-    by_name = {result.name: asdict(result) for result in results}
-    write_json(path, [{"name": name, **by_name.get(name, {}), **x.metrics} for name, x in evaluations.items()])
-    figure = build_task(runs[0]).draw_comparison(evaluations, output_folder / f"{split_name}-by-length.png")
-    _print_lines(console, [*([] if figure is None else [f"figure: {figure}"]), f"data: {path}"])
-    return results
-
-
-def _load_split(predictor: Predictor[Any, Any], split_name: str) -> DatasetSplit[Any]:
-    if split_name not in ("valid", "test"):
-        raise InputError(f"--split {split_name}: it is test or valid")
-    return predictor.load_split("valid" if split_name == "valid" else "test")
-
-
-def _bootstrap(evaluations: Mapping[str, Evaluation], num_examples: int) -> list[BootstrapResult]:
-    """Confidence intervals and p-values; empty if a metric has no statistic."""
-    statistics = {name: result.statistic for name, result in evaluations.items()}
-    functions = {name: statistic for name, statistic in statistics.items() if statistic is not None}
-    return bootstrap_models(functions, num_examples) if len(functions) == len(statistics) else []
-
-
-def _build_comparison_table(
-    evaluations: Mapping[str, Evaluation], results: Sequence[BootstrapResult], title: str
-) -> Table:
-    first = next(iter(evaluations.values()))
-    intervals = ("95 %", "p") if results else ()
-    table = Table("run", first.select_by, *intervals, *first.comparison_columns, title=title)
-    by_name = {result.name: result for result in results}
-    for name, evaluation in evaluations.items():
-        digits = evaluation.num_digits
-        if (result := by_name.get(name)) is None:
-            cells = [f"{evaluation.metrics[evaluation.select_by]:.{digits}f}"]
-        else:
-            interval = f"{result.low:.{digits - 1}f}–{result.high:.{digits - 1}f}"
-            p_value = "" if result.p_value is None else f"{result.p_value:.3f}"
-            cells = [f"{result.value:.{digits}f}", interval, p_value]
-        table.add_row(Text(name), *cells, *evaluation.comparison_columns.values())
-    return table
-
-
-def _print_metrics(result: Evaluation, title: str, console: Console) -> None:
-    table = Table("metric", "value", *([""] if result.rows else []), title=title)
-    for row in result.rows:
-        table.add_row(*row)
-    metrics = {} if result.rows else result.metrics
-    for name, value in metrics.items():
-        if isinstance(value, float):
-            table.add_row(name, f"{value:.4f}")
-        elif isinstance(value, str):
-            table.add_row(name, Text(value))
-    console.print(table)
-    for name, rows in metrics.items():
-        if isinstance(rows, list) and rows and isinstance(rows[0], Mapping):
-            inner = Table(*rows[0], title=name)
-            for row in rows:
-                inner.add_row(*(f"{x:.4f}" if isinstance(x, float) else Text(str(x)) for x in row.values()))
-            console.print(inner)
-    _print_notes(result.notes, console)
-
-
 # ---------------------------------------------------------------------------------------------------- messages
 
 
@@ -575,29 +358,7 @@ def format_skipped(split_name: str, skipped: SkippedExamples) -> list[str]:
     return [f"Of the {split_name} data, {skipped}"] if skipped.total else []
 
 
-def format_next_commands(run: Run, description: str, input_example: str = "…") -> list[str]:
-    """Commands to use a trained run with."""
-    folder = shlex.quote(str(run.folder))
-    return [
-        "Next:",
-        f'  jumok run {folder} "{input_example}"    {description}, a file or standard input',
-        f"  jumok eval {folder}       score it on the test data",
-    ]
-
-
-def _print_lines(console: Console, lines: Iterable[str]) -> None:
+def print_lines(console: Console, lines: Iterable[str], style: str | None = None) -> None:
+    """Print lines without wrapping them, so that they can be copied."""
     for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
-
-
-def _print_notes(notes: Iterable[str], console: Console) -> None:
-    for note in notes:  # each on one line, to be copied
-        console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
-
-
-def _show_status(console: Console, message: str | None) -> AbstractContextManager[Any]:
-    """Show a message while something runs: on a terminal as a status, elsewhere as a line."""
-    if message is None or console.is_terminal:
-        return nullcontext() if message is None else console.status(message)
-    console.print(f"{message} …", markup=False)
-    return nullcontext()
+        console.print(line, style=style, markup=False, highlight=None if style is None else False, soft_wrap=True)

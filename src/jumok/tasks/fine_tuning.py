@@ -1,6 +1,4 @@
-"""Fine-tuning of BERT: pretrained weights, vocabulary, and encoding of long texts.
-
-A subclass (:mod:`.classify`, :mod:`.tag`, :mod:`.answer`) builds the head, and encodes its examples. ::
+"""Fine-tuning of BERT: pretrained weights and vocabulary. A subclass builds the model with its head. ::
 
     pretrained    a run or a Hugging Face folder            ►  sizes, vocabulary, weights of the encoder
                   package:NAME, such a folder in a package  ►  the same
@@ -13,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -23,7 +21,6 @@ from torch import nn
 
 from jumok.batches.text import TextBatch
 from jumok.data.batching.texts import EncodedText, TextBatcher
-from jumok.data.readers.formats import InvalidExample
 from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 from jumok.errors import InputError
 from jumok.files import read_json, write_json
@@ -56,12 +53,6 @@ class BertTask(SupervisedTask[E, SupervisedPredictorT]):
     @abstractmethod
     def build_bert_model(self, config: BertConfig, vocab_size: int) -> nn.Module:
         """Build the model with random weights."""
-
-    @abstractmethod
-    def encode_rows(
-        self, examples: Sequence[E], tokenizer: WordPieceTokenizer, max_tokens: int
-    ) -> Iterator[list[EncodedText] | InvalidExample]:
-        """Encode each example as one row, or as several windows."""
 
     def resolve_max_tokens(self, config: BertConfig) -> int:
         """The maximum length of a row, including [CLS] and [SEP]."""

@@ -1,4 +1,4 @@
-"""Predictors of tasks with labelled data: what all of them share, and what those of a fine-tuned BERT share."""
+"""Base classes of predictors: in chunks of lines, with labelled data, with a fine-tuned BERT."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,16 +18,10 @@ from jumok.batches.text import TextBatch
 from jumok.data.batching.texts import EncodedText, TextBatcher
 from jumok.data.readers.formats import InvalidExample
 from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
+from jumok.decoding import StreamListener
 from jumok.errors import InputError
-from jumok.tasks.base import (
-    DatasetSplit,
-    Evaluation,
-    O_contra,
-    P_co,
-    Predictor,
-    SplitName,
-    build_validation_report,
-)
+from jumok.inference.line_io import iterate_chunks
+from jumok.tasks.base import DatasetSplit, Evaluation, O_contra, P_co, Predictor, SplitName
 from jumok.tasks.fine_tuning import BertTask
 from jumok.tasks.options import NBestOptions
 from jumok.tasks.supervised import SupervisedTask
@@ -38,6 +32,30 @@ if TYPE_CHECKING:
     from jumok.look.viewer.viewer_data import ViewerData
 
 MAX_BATCH_TOKENS = 8192
+
+
+class ChunkedPredictor(Predictor[P_co, O_contra]):
+    """A predictor that predicts lines in chunks. A subclass adds ``predict_chunk``."""
+
+    chunk_size: ClassVar[int] = 1024  # so many lines that similar lengths share a batch
+
+    def predict(
+        self,
+        lines: Iterable[str],
+        options: O_contra,
+        *,
+        with_attention: bool = False,
+        first_index: int = 0,
+        listener: StreamListener | None = None,
+    ) -> Iterator[P_co]:
+        """Predict for lines, in their order. ``first_index`` is the index of the first line."""
+        for chunk in iterate_chunks(lines, self.chunk_size):
+            yield from self.predict_chunk(chunk, options, first_index)
+            first_index += len(chunk)
+
+    @abstractmethod
+    def predict_chunk(self, lines: Sequence[str], options: O_contra, first_index: int) -> Iterable[P_co]:
+        """Predict for lines that are encoded together."""
 
 
 class SupervisedPredictor(Predictor[P_co, O_contra]):
@@ -91,7 +109,7 @@ class SupervisedPredictor(Predictor[P_co, O_contra]):
         return self.score_examples(split.examples, options, detailed=detailed)
 
     def validate(self, split: DatasetSplit[Any]) -> ValidationReport:
-        return build_validation_report(self.score_examples(split.examples), self.compute_loss(split.examples))
+        return self.score_examples(split.examples).to_validation_report(self.compute_loss(split.examples))
 
     # Attention.
 
@@ -115,6 +133,19 @@ class SupervisedPredictor(Predictor[P_co, O_contra]):
         """Return a function that captures the attention for a line. Raise at once if the line is invalid."""
 
 
+def group_by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Group sequences of similar lengths, as many as fit into a batch, longest first. Yields their indices.
+
+    >>> list(group_by_length([3, 9, 4, 1], 12))
+    [[1], [2, 0, 3]]
+    """
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    while order:
+        num_rows = max(1, max_tokens // lengths[order[0]])
+        yield order[:num_rows]
+        order = order[num_rows:]
+
+
 def compute_mean_loss(model: Any, dataset: Any, device: torch.device) -> float:
     """The loss per label; NaN if there are no labels."""
     return compute_mean_losses(model, dataset, device)["loss"]
@@ -130,8 +161,8 @@ def compute_mean_losses(model: Any, dataset: Any, device: torch.device) -> dict[
     return {name: total / count if count else math.nan for name, total in sums.items()}
 
 
-class BertPredictor(SupervisedPredictor[P_co, NBestOptions]):
-    """A predictor with a fine-tuned BERT."""
+class BertPredictor(SupervisedPredictor[P_co, NBestOptions], ChunkedPredictor[P_co, NBestOptions]):
+    """A predictor with a fine-tuned BERT. A subclass adds ``parse_line``, ``predict_chunk`` and ``score_examples``."""
 
     task: BertTask[Any, Any]
     tokenizer: WordPieceTokenizer
@@ -140,8 +171,19 @@ class BertPredictor(SupervisedPredictor[P_co, NBestOptions]):
         super().__init__(task, model, tokenizer)
         self.max_tokens: int = task.resolve_max_tokens(model.bert.config)
 
+    @abstractmethod
+    def parse_line(self, line: str, index: int = 0) -> Any:
+        """Parse a line as an example without a label. ``index`` is the index of the line."""
+
+    @abstractmethod
     def encode(self, examples: Sequence[Any]) -> Iterator[list[EncodedText] | InvalidExample]:
-        return self.task.encode_rows(examples, self.tokenizer, self.max_tokens)
+        """Encode each example as one row, or as several windows of a long text."""
+
+    def encode_windows(self, example: Any) -> list[EncodedText]:
+        """Encode one example. Raise if it is invalid."""
+        windows: list[EncodedText]
+        [windows] = self.check_encoded(self.encode([example]))
+        return windows
 
     @torch.inference_mode()
     def compute_loss(self, examples: Sequence[Any]) -> float:
@@ -165,13 +207,9 @@ class BertPredictor(SupervisedPredictor[P_co, NBestOptions]):
 
     # ------------------------------------------------------------------------------------------- attention
 
-    @abstractmethod
-    def encode_windows(self, text: str) -> list[EncodedText]:
-        """Encode a line: one row, or several windows of a long text."""
-
     def _encode_first_window(self, text: str) -> tuple[EncodedText, str]:
         """The row that is shown, and a note if it is not the whole text."""
-        row, *others = self.encode_windows(text)
+        row, *others = self.encode_windows(self.parse_line(text))
         if not others:
             return row, ""
         last_tokens = " ".join(self.tokenizer.ids_to_tokens(row.ids[-4:-1]))
@@ -193,7 +231,7 @@ class BertPredictor(SupervisedPredictor[P_co, NBestOptions]):
 
         def capture() -> ViewerData:
             [prediction] = self.predict([text], NBestOptions())
-            label = " ".join(prediction.format_lines(n_best=False, as_json=False)).replace("\t", " ")
+            label = " ".join(prediction.format_lines(n_best=False)).replace("\t", " ")
             title = f"{text}  →  {label}"
             return ViewerData.from_captures(
                 self._capture_attention(row),

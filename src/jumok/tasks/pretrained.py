@@ -41,7 +41,7 @@ def load_pretrained_model(source: str) -> tuple[Any, WordPieceTokenizer]:
         _find_in_package(source.removeprefix(PACKAGE_PREFIX)) if source.startswith(PACKAGE_PREFIX) else Path(source)
     )
     if (folder / "recipe.yaml").is_file():
-        from jumok.tasks.base import load_predictor
+        from jumok.tasks import load_predictor
 
         predictor: Any = load_predictor(Run.open(folder), "cpu")
     elif (folder / "config.json").is_file():

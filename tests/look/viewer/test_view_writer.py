@@ -19,7 +19,7 @@ from jumok.data.readers.formats import TranslationExample
 from jumok.look.viewer import huggingface_model, view_writer
 from jumok.look.viewer.viewer_data import ViewerData
 from jumok.run import Run
-from jumok.tasks import base as tasks_base
+from jumok.tasks import load_predictor
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tasks"))
 from tasks_small import trained
@@ -48,9 +48,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_a_run_shows_all_its_attention(run: Run) -> None:
-    (scene,) = tasks_base.load_predictor(run, "cpu").build_viewer_data(
-        "this is an example sentence", target="이것은 예문이다"
-    )
+    (scene,) = load_predictor(run, "cpu").build_viewer_data("this is an example sentence", target="이것은 예문이다")
     kinds = [(layer.name, layer.kind) for layer in scene.layers]
     assert kinds == [
         ("encoder.0.attention", "self"),
@@ -70,7 +68,7 @@ def test_a_run_shows_all_its_attention(run: Run) -> None:
 
 
 def test_the_weights_are_those_of_its_maps(run: Run) -> None:
-    translator = tasks_base.load_predictor(run, "cpu")
+    translator = load_predictor(run, "cpu")
     (scene,) = translator.build_viewer_data("this is an example sentence", target="이것은 예문이다")
     maps, _ = translator.compute_attention_maps([_example("this is an example sentence", "이것은 예문이다")])
     for layer, one in zip([x for x in scene.layers if x.kind == "cross"], maps, strict=True):
@@ -85,7 +83,7 @@ def _example(source: str, target: str) -> TranslationExample:
 
 def test_a_fixed_context_has_nothing_to_look_at(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no attention"):
-        tasks_base.load_predictor(trained(tmp_path / "fixed", "fixed"), "cpu").build_viewer_data("this")
+        load_predictor(trained(tmp_path / "fixed", "fixed"), "cpu").build_viewer_data("this")
 
 
 def test_a_hugging_face_folder(bert: Path) -> None:
@@ -99,7 +97,7 @@ def test_a_hugging_face_folder(bert: Path) -> None:
 
 
 def test_a_folder_that_translates(run: Run, tmp_path: Path) -> None:
-    tasks_base.load_predictor(run, "cpu").export("hf", tmp_path / "marian")
+    load_predictor(run, "cpu").export("hf", tmp_path / "marian")
     text, target = "this is an example sentence", "이것은 예문이다"
     (scene,) = huggingface_model.capture_huggingface_model(tmp_path / "marian", text, target, device="cpu")
     assert {layer.kind for layer in scene.layers} == {"self", "causal self", "cross"}
@@ -321,9 +319,7 @@ def test_the_command_tells_what_it_would_not_use(bert: Path, tmp_path: Path) -> 
 def test_before_and_after(run: Run, bert: Path) -> None:
     cross = "decoder.1.cross_attention"
     text, target = "this is an example sentence", "이것은 예문이다"
-    before, after = tasks_base.load_predictor(run, "cpu").build_viewer_data(
-        text, target, ablations={cross: [1, (0, 0, 2)]}
-    )
+    before, after = load_predictor(run, "cpu").build_viewer_data(text, target, ablations={cross: [1, (0, 0, 2)]})
     assert before.label.startswith("before, log-probability -")
     assert after.label.startswith("after, log-probability -")
     assert before.label.split()[-1] != after.label.split()[-1]

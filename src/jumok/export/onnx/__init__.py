@@ -56,7 +56,7 @@ def export_onnx(run: Run, output_folder: str | Path) -> str:
     Returns:
         The result of the comparison with the model, as text.
     """
-    from jumok.tasks.base import load_predictor
+    from jumok.tasks import load_predictor
 
     check_supported(run)
     output_folder = Path(output_folder)

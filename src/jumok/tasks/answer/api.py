@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from jumok.tasks.answer.predictor import AnswerPrediction, AnswerPredictor
-from jumok.tasks.api import RequestLimits, RequestText, ResponseListener, TaskRequest, TaskResponse
+from jumok.tasks.answer.predictor import AnswerPredictor
+from jumok.tasks.api import RequestText, ResponseListener, TaskRequest, TaskResponse, TaskService
 
 if TYPE_CHECKING:
     from jumok.look.viewer.viewer_data import ViewerData
@@ -37,26 +37,15 @@ class AnswerResponse(AnswerSpan):
 
     alternatives: tuple[AnswerSpan, ...] = ()
 
-    @classmethod
-    def from_prediction(cls, prediction: AnswerPrediction) -> AnswerResponse:
-        best, *others = (
-            AnswerSpan(answer=answer.text, start=answer.start, end=answer.end, probability=probability)
-            for answer, probability in prediction.answers
-        )
-        return cls(**best.model_dump(), alternatives=tuple(others))
 
-
-class AnswerService:
+class AnswerService(TaskService[AnswerRequest, AnswerResponse]):
     """Serves a question answering model."""
 
     endpoint = "answer"
     summary = "Find the answer to a question in a text."
-    supports_streaming = False
     request_type = AnswerRequest
     response_type = AnswerResponse
-
-    def __init__(self, predictor: AnswerPredictor, request_limits: RequestLimits) -> None:
-        self.predictor, self.request_limits = predictor, request_limits
+    predictor: AnswerPredictor
 
     def describe(self) -> dict[str, Any]:
         return {"has_unanswerable": self.predictor.task.recipe.data.has_unanswerable}
@@ -73,7 +62,7 @@ class AnswerService:
     def predict(self, requests: Sequence[AnswerRequest], listener: ResponseListener) -> list[AnswerResponse]:
         pairs = [(request.question, request.context) for request in requests]
         predictions = self.predictor.answer_questions(pairs, requests[0].n_best)
-        return [AnswerResponse.from_prediction(prediction) for prediction in predictions]
+        return [AnswerResponse(**prediction.to_dict(n_best=True)) for prediction in predictions]
 
     def build_viewer_data(self, request: AnswerRequest, response: AnswerResponse) -> list[ViewerData]:
         line = json.dumps({"question": request.question, "context": request.context})

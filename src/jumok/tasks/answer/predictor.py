@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jumok.data.batching.texts import EncodedText
+from jumok.data.readers.formats import InvalidExample
 from jumok.data.readers.squad import AnswerExample, ContextSpan
-from jumok.decoding import StreamListener
-from jumok.inference.line_io import iterate_chunks
 from jumok.models.bert import BertSpanExtractor
 from jumok.tasks.answer import metrics as answer_metrics
 from jumok.tasks.answer.data import (
@@ -47,16 +45,19 @@ class AnswerPrediction(Prediction):
         """The likeliest answer."""
         return self.answers[0][0]
 
-    def format_lines(self, *, n_best: bool, as_json: bool) -> Iterator[str]:
-        if as_json:
-            spans = [
-                {"answer": answer.text, "start": answer.start, "end": answer.end, "probability": probability}
-                for answer, probability in self.answers
-            ]
-            content = {"line": self.index, "question": self.question, **spans[0]}
-            alternatives = {"alternatives": spans[1:]} if n_best else {}
-            yield json.dumps(content | alternatives, ensure_ascii=False)
-            return
+    @property
+    def input_fields(self) -> dict[str, Any]:
+        return {"question": self.question}
+
+    def to_dict(self, *, n_best: bool = False) -> dict[str, Any]:
+        best, *others = (
+            {"answer": answer.text, "start": answer.start, "end": answer.end, "probability": probability}
+            for answer, probability in self.answers
+        )
+        return {**best, "alternatives": others} if n_best else best
+
+    def format_lines(self, *, n_best: bool) -> Iterator[str]:
+        """The answer, its span and its probability."""
         for answer, probability in self.answers if n_best else self.answers[:1]:
             text = " ".join(answer.text.split()) or "(no answer)"  # one line
             fields = [text, f"{answer.start}-{answer.end}", f"{probability:.4f}"]
@@ -74,6 +75,8 @@ class AnswerPredictor(BertPredictor[AnswerPrediction]):
     task: AnswerTask
     model: BertSpanExtractor
 
+    chunk_size = QUESTIONS_PER_CHUNK
+
     def answer(self, question: str, context: str, n_best: int = 1) -> AnswerPrediction:
         """Answer one question. For many questions use :meth:`answer_questions` or :meth:`predict`."""
         return next(self.answer_questions([(question, context)], n_best))
@@ -83,36 +86,28 @@ class AnswerPredictor(BertPredictor[AnswerPrediction]):
     ) -> Iterator[AnswerPrediction]:
         """Answer questions, each given with its context, in their order."""
         questions = [build_question(*pair) for pair in questions_with_contexts]
-        outputs = self._predict_answers(questions, 0, n_best)
-        pairs = zip(questions_with_contexts, outputs, strict=True)
-        for index, ((question, context), answers) in enumerate(pairs):
-            yield AnswerPrediction(index, f"{question}\t{context}", question, context, answers)
+        lines = [f"{question}\t{context}" for question, context in questions_with_contexts]
+        return self._build_predictions(lines, questions, n_best)
+
+    def predict_chunk(
+        self, lines: Sequence[str], options: NBestOptions, first_index: int
+    ) -> Iterator[AnswerPrediction]:
+        questions = [self.parse_line(line, index) for index, line in enumerate(lines, first_index)]
+        return self._build_predictions(lines, questions, options.n_best, first_index)
+
+    def parse_line(self, line: str, index: int = 0) -> AnswerExample:
+        return parse_line(line, index)
+
+    def encode(self, examples: Iterable[AnswerExample]) -> Iterator[list[EncodedText] | InvalidExample]:
+        for question in encode_questions(examples, self.tokenizer, self.max_tokens, self.task.recipe.data):
+            if isinstance(question, InvalidExample):
+                yield question
+            else:
+                yield [build_row(question, window, self.tokenizer) for window in question.windows]
 
     def count_tokens(self, question: str, context: str) -> int:
         """The number of tokens of a question and its context. Raise if they are too long."""
-        [rows] = self.check_encoded(self.encode([build_question(question, context)]))
-        return sum(len(row.ids) for row in rows)
-
-    def predict(
-        self,
-        lines: Iterable[str],
-        options: NBestOptions,
-        *,
-        with_attention: bool = False,
-        first_index: int = 0,
-        listener: StreamListener | None = None,
-    ) -> Iterator[AnswerPrediction]:
-        """Answer lines ``question<TAB>context``, or JSON objects with question and context."""
-        for chunk in iterate_chunks(enumerate(lines, first_index), QUESTIONS_PER_CHUNK):
-            questions = [parse_line(line, index) for index, line in chunk]
-            outputs = self._predict_answers(questions, chunk[0][0], options.n_best)
-            for (index, line), question, answers in zip(chunk, questions, outputs, strict=True):
-                yield AnswerPrediction(index, line, question.question, question.context, answers)
-
-    def encode_windows(self, text: str) -> list[EncodedText]:
-        rows: list[EncodedText]
-        [rows] = self.check_encoded(self.encode([parse_line(text, 0)]))
-        return rows
+        return sum(len(row.ids) for row in self.encode_windows(build_question(question, context)))
 
     def score_examples(
         self,
@@ -130,11 +125,13 @@ class AnswerPredictor(BertPredictor[AnswerPrediction]):
         config = self.task.recipe.data
         return self.check_encoded(encode_questions(questions, self.tokenizer, self.max_tokens, config), first_index)
 
-    def _predict_answers(
-        self, questions: Sequence[AnswerExample], first_index: int | None, n_best: int
-    ) -> Iterator[tuple[tuple[ContextSpan, float], ...]]:
-        """The best answers to each question. ``first_index`` is the index of the first line."""
-        return self._predict_encoded(self._encode_questions(questions, first_index), n_best)
+    def _build_predictions(
+        self, lines: Sequence[str], questions: Sequence[AnswerExample], n_best: int, first_index: int = 0
+    ) -> Iterator[AnswerPrediction]:
+        outputs = self._predict_encoded(self._encode_questions(questions, first_index), n_best)
+        rows = zip(lines, questions, outputs, strict=True)
+        for index, (line, question, answers) in enumerate(rows, first_index):
+            yield AnswerPrediction(index, line, question.question, question.context, answers)
 
     def _predict_encoded(
         self, questions: Sequence[EncodedQuestion], n_best: int

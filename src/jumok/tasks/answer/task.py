@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch import nn
 
 from jumok.batches.text import AnswerBatch
-from jumok.data.batching.texts import EncodedText
 from jumok.data.readers import squad
 from jumok.data.readers.formats import InvalidExample
 from jumok.data.readers.squad import AnswerExample
@@ -25,7 +24,6 @@ from jumok.models.bert import BertConfig, BertSpanExtractor
 from jumok.run import Run
 from jumok.tasks import jsonl_input
 from jumok.tasks.answer.config import AnswerRecipe
-from jumok.tasks.answer.data import build_row, encode_questions
 from jumok.tasks.answer.predictor import AnswerPredictor
 from jumok.tasks.config import DataSource
 from jumok.tasks.fine_tuning import BertTask
@@ -63,16 +61,6 @@ class AnswerTask(BertTask[AnswerExample, AnswerPredictor]):
 
     def build_predictor(self, model: nn.Module, tokenizer: WordPieceTokenizer) -> AnswerPredictor:
         return AnswerPredictor(self, model, tokenizer)
-
-    def encode_rows(
-        self, examples: Iterable[AnswerExample], tokenizer: WordPieceTokenizer, max_tokens: int
-    ) -> Iterator[list[EncodedText] | InvalidExample]:
-        for question in encode_questions(examples, tokenizer, max_tokens, self.recipe.data):
-            yield (
-                question
-                if isinstance(question, InvalidExample)
-                else [build_row(question, window, tokenizer) for window in question.windows]
-            )
 
 
 def build_task(run: Run) -> AnswerTask:

@@ -20,6 +20,7 @@ from jumok.tasks.api import (
     RequestTooLarge,
     ResponseListener,
     TaskResponse,
+    TaskService,
 )
 from jumok.tasks.caption.predictor import CaptionOptions, CaptionPrediction, CaptionPredictor
 
@@ -73,17 +74,17 @@ class CaptionResponse(CaptionAlternative):
         return cls(**_to_fields(prediction), grid_size=grid_size, alternatives=alternatives)
 
 
-class CaptionService:
+class CaptionService(TaskService[CaptionRequest, CaptionResponse]):
     """Serves a captioner."""
 
     endpoint = "caption"
     summary = "Describe an image."
-    supports_streaming = False
     request_type = CaptionRequest
     response_type = CaptionResponse
+    predictor: CaptionPredictor
 
     def __init__(self, predictor: CaptionPredictor, request_limits: RequestLimits) -> None:
-        self.predictor, self.request_limits = predictor, request_limits
+        super().__init__(predictor, request_limits)
         self.image_limits = images.ImageLimits(
             max_bytes=request_limits.max_image_bytes, max_pixels=request_limits.max_image_pixels
         )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,7 +60,7 @@ class CaptionPrediction(Prediction):
     caption: str = ""
     words: tuple[str, ...] = ()
     score: float = 0.0
-    alternatives: tuple[CaptionPrediction, ...] = ()  # the rest of an n-best list
+    alternatives: tuple[CaptionPrediction, ...] = field(default=(), kw_only=True)
     attention: Tensor | None = None  # (words, rows, columns)
 
     @property
@@ -79,28 +78,27 @@ class CaptionPrediction(Prediction):
             return None
         return [divmod(i, self.attention.shape[2]) for i in self.attention.flatten(1).argmax(1).tolist()]
 
-    def format_lines(self, *, n_best: bool, as_json: bool) -> Iterator[str]:
+    def format_lines(self, *, n_best: bool) -> Iterator[str]:
         """The name of the image, a tab and the caption; in an n-best list, also the score."""
         for prediction in (self, *self.alternatives):
-            if as_json:
-                yield prediction._to_json()
-            else:
-                score = [f"{prediction.score:.4f}"] if n_best else []
-                yield "\t".join([prediction.image_name, prediction.caption, *score])
+            score = [f"{prediction.score:.4f}"] if n_best else []
+            yield "\t".join([prediction.image_name, prediction.caption, *score])
 
-    def _to_json(self) -> str:
-        content: dict[str, Any] = {
-            "line": self.index,
-            "image": self.image_name,
+    @property
+    def input_fields(self) -> dict[str, Any]:
+        return {"image": self.image_name}
+
+    def to_dict(self, *, n_best: bool = False) -> dict[str, Any]:
+        fields: dict[str, Any] = {
             "caption": self.caption,
             "score": self.score,
             "finished": self.finished,
             "words": list(self.words),
         }
         if self.attention is not None:
-            content["grid_size"] = list(self.attention.shape[1:])
-            content["attention_peaks"] = self.attention_peaks
-        return json.dumps(content, ensure_ascii=False)
+            fields["grid_size"] = list(self.attention.shape[1:])
+            fields["attention_peaks"] = self.attention_peaks
+        return fields
 
 
 class EncodedImage(NamedTuple):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from jumok.tasks.api import RequestLimits, ResponseListener, TaskResponse, TextPairRequest
+from jumok.tasks.api import ResponseListener, TaskResponse, TaskService, TextPairRequest
 from jumok.tasks.classify.data import BUILTIN_SEED
 from jumok.tasks.classify.predictor import ClassificationPrediction, ClassificationPredictor
 from jumok.tasks.jsonl_input import to_pair_line
@@ -46,17 +46,14 @@ class ClassificationResponse(TaskResponse):
         return cls(label=classes[0].label, probability=classes[0].probability, classes=classes)
 
 
-class ClassificationService:
+class ClassificationService(TaskService[ClassificationRequest, ClassificationResponse]):
     """Serves a classifier."""
 
     endpoint = "classify"
     summary = "Classify a text, or a pair of texts."
-    supports_streaming = False
     request_type = ClassificationRequest
     response_type = ClassificationResponse
-
-    def __init__(self, predictor: ClassificationPredictor, request_limits: RequestLimits) -> None:
-        self.predictor, self.request_limits = predictor, request_limits
+    predictor: ClassificationPredictor
 
     def describe(self) -> dict[str, Any]:
         task = self.predictor.task
@@ -69,9 +66,6 @@ class ClassificationService:
     def estimate_tokens(self, request: ClassificationRequest) -> int:
         request.check_limits(self.request_limits)
         return self.predictor.count_tokens(request.text, request.text_pair)
-
-    def get_batch_key(self, request: ClassificationRequest) -> Hashable:
-        return None
 
     def predict(
         self, requests: Sequence[ClassificationRequest], listener: ResponseListener

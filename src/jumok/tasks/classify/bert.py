@@ -50,45 +50,6 @@ class BertClassificationTask(
     def build_predictor(self, model: nn.Module, tokenizer: WordPieceTokenizer) -> BertClassificationPredictor:
         return BertClassificationPredictor(self, model, tokenizer)
 
-    def encode_rows(
-        self, examples: Iterable[ClassificationExample], tokenizer: WordPieceTokenizer, max_tokens: int
-    ) -> Iterator[list[EncodedText] | InvalidExample]:
-        for chunk in iterate_chunks(examples, TEXTS_PER_CHUNK):
-            encoded = iter(tokenizer.encode([text for example in chunk for text in self.get_texts(example)]))
-            for example in chunk:
-                token_ids = [next(encoded) for _ in self.get_texts(example)]
-                windows = self._split_windows(token_ids, max_tokens, example.location)
-                if isinstance(windows, InvalidExample):
-                    yield windows
-                    continue
-                target = self.get_target(example)
-                if self.recipe.data.symmetric_pairs:
-                    windows = [*windows, *([second, first] for first, second in windows)]
-                yield [EncodedText(*tokenizer.join_segments(*texts), {"labels": target}) for texts in windows]
-
-    def _split_windows(
-        self, token_ids: list[list[int]], max_tokens: int, location: str
-    ) -> list[list[list[int]]] | InvalidExample:
-        """One or two texts as they fit into the model, in several windows of the longer one if necessary."""
-        max_text_tokens = max_tokens - 1 - len(token_ids)
-        length = sum(map(len, token_ids))
-        if length <= max_text_tokens:
-            return [token_ids]
-        data = self.recipe.data
-        message = f"{length + max_tokens - max_text_tokens} tokens, and the model reads {max_tokens} at once"
-        if data.on_overflow == "error":
-            return InvalidExample(location, "a text that is too long", f"{message}; {TOO_LONG_HINT}")
-        longer = max(range(len(token_ids)), key=lambda n: len(token_ids[n]))
-        window_size = max_text_tokens - (length - len(token_ids[longer]))
-        if window_size < min(len(token_ids[longer]), max_text_tokens // 4):
-            return InvalidExample(
-                location, "two texts that are too long", f"{message}, even in windows of the longer one"
-            )
-        windows = make_windows(len(token_ids[longer]), window_size, data.window_stride)
-        return [
-            [text[start:end] if n == longer else text for n, text in enumerate(token_ids)] for start, end in windows
-        ]
-
 
 class BertClassificationPredictor(ClassificationPredictor, BertPredictor[ClassificationPrediction]):
     """A BERT that classifies texts."""
@@ -96,14 +57,8 @@ class BertClassificationPredictor(ClassificationPredictor, BertPredictor[Classif
     task: BertClassificationTask
     model: BertClassifier
 
-    def encode_windows(self, text: str) -> list[EncodedText]:
-        rows: list[EncodedText]
-        [rows] = self.check_encoded(self.encode([self.parse_line(text)]))
-        return rows
-
     def count_tokens(self, text: str, text_pair: str | None = None) -> int:
-        [rows] = self.check_encoded(self.encode([self._build_example(text, text_pair)]))
-        return sum(len(row.ids) for row in rows)
+        return sum(len(row.ids) for row in self.encode_windows(self._build_example(text, text_pair)))
 
     def predict_outputs(self, samples: Sequence[ClassificationExample], first_index: int | None) -> NDArray[np.float64]:
         """The outputs are averaged over the windows of a text, and over both orders of a pair."""
@@ -121,3 +76,38 @@ class BertClassificationPredictor(ClassificationPredictor, BertPredictor[Classif
                 logits /= logits.sum(1, keepdims=True)
             means.append(logits.mean(0))
         return np.array(means)
+
+    def encode(self, examples: Iterable[ClassificationExample]) -> Iterator[list[EncodedText] | InvalidExample]:
+        for chunk in iterate_chunks(examples, TEXTS_PER_CHUNK):
+            encoded = iter(self.tokenizer.encode([text for example in chunk for text in self.task.get_texts(example)]))
+            for example in chunk:
+                token_ids = [next(encoded) for _ in self.task.get_texts(example)]
+                windows = self._split_windows(token_ids, example.location)
+                if isinstance(windows, InvalidExample):
+                    yield windows
+                    continue
+                target = self.task.get_target(example)
+                if self.task.recipe.data.symmetric_pairs:
+                    windows = [*windows, *([second, first] for first, second in windows)]
+                yield [EncodedText(*self.tokenizer.join_segments(*texts), {"labels": target}) for texts in windows]
+
+    def _split_windows(self, token_ids: list[list[int]], location: str) -> list[list[list[int]]] | InvalidExample:
+        """One or two texts as they fit into the model, in several windows of the longer one if necessary."""
+        max_text_tokens = self.max_tokens - 1 - len(token_ids)
+        length = sum(map(len, token_ids))
+        if length <= max_text_tokens:
+            return [token_ids]
+        data = self.task.recipe.data
+        message = f"{length + self.max_tokens - max_text_tokens} tokens, and the model reads {self.max_tokens} at once"
+        if data.on_overflow == "error":
+            return InvalidExample(location, "a text that is too long", f"{message}; {TOO_LONG_HINT}")
+        longer = max(range(len(token_ids)), key=lambda n: len(token_ids[n]))
+        window_size = max_text_tokens - (length - len(token_ids[longer]))
+        if window_size < min(len(token_ids[longer]), max_text_tokens // 4):
+            return InvalidExample(
+                location, "two texts that are too long", f"{message}, even in windows of the longer one"
+            )
+        windows = make_windows(len(token_ids[longer]), window_size, data.window_stride)
+        return [
+            [text[start:end] if n == longer else text for n, text in enumerate(token_ids)] for start, end in windows
+        ]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,16 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jumok.data.readers.classification import ClassificationExample
-from jumok.decoding import StreamListener
 from jumok.errors import InputError
-from jumok.inference.line_io import iterate_chunks
 from jumok.metrics.correlation import pearson, spearman
 from jumok.tasks.base import Evaluation, Prediction
 from jumok.tasks.classify import metrics as classify_metrics
 from jumok.tasks.classify.data import ClassificationTask
 from jumok.tasks.jsonl_input import split_pair
 from jumok.tasks.options import NBestOptions
-from jumok.tasks.predictors import SupervisedPredictor
+from jumok.tasks.predictors import ChunkedPredictor, SupervisedPredictor
 
 TEXTS_PER_CHUNK = 1024  # texts that are encoded together
 
@@ -40,16 +37,14 @@ class ClassificationPrediction(Prediction):
         """The likeliest class."""
         return self.classes[0][0]
 
-    def format_lines(self, *, n_best: bool, as_json: bool) -> Iterator[str]:
-        if as_json:
-            content: dict[str, Any] = {"line": self.index, "text": self.input}
-            if self.value is None:
-                content |= {"label": self.label, "probability": self.classes[0][1]}
-                content["classes"] = dict(self.classes)
-            else:
-                content["value"] = self.value
-            yield json.dumps(content, ensure_ascii=False)
-        elif self.value is not None:
+    def to_dict(self, *, n_best: bool = False) -> dict[str, Any]:
+        if self.value is not None:
+            return {"value": self.value}
+        return {"label": self.label, "probability": self.classes[0][1], "classes": dict(self.classes)}
+
+    def format_lines(self, *, n_best: bool) -> Iterator[str]:
+        """The class and its probability, or the number."""
+        if self.value is not None:
             yield f"{self.value:.4f}"
         elif n_best:
             yield from (f"{self.index} ||| {name} ||| {probability:.4f}" for name, probability in self.classes)
@@ -57,7 +52,10 @@ class ClassificationPrediction(Prediction):
             yield f"{self.label}\t{self.classes[0][1]:.4f}"
 
 
-class ClassificationPredictor(SupervisedPredictor[ClassificationPrediction, NBestOptions]):
+class ClassificationPredictor(
+    SupervisedPredictor[ClassificationPrediction, NBestOptions],
+    ChunkedPredictor[ClassificationPrediction, NBestOptions],
+):
     """A model that classifies texts.
 
     >>> classifier = jumok.load("runs/bert-sst2")  # doctest: +SKIP
@@ -88,27 +86,18 @@ class ClassificationPredictor(SupervisedPredictor[ClassificationPrediction, NBes
     def predict_outputs(self, samples: Sequence[ClassificationExample], first_index: int | None) -> NDArray[np.float64]:
         """Probabilities ``(N, C)``, or numbers ``(N, 1)``. ``first_index`` is the index of the first line."""
 
-    def predict(
-        self,
-        lines: Iterable[str],
-        options: NBestOptions,
-        *,
-        with_attention: bool = False,
-        first_index: int = 0,
-        listener: StreamListener | None = None,
+    def predict_chunk(
+        self, lines: Sequence[str], options: NBestOptions, first_index: int
     ) -> Iterator[ClassificationPrediction]:
-        """Classify lines, in their order. A tab or ||| separates the two texts of a pair."""
         if options.n_best > 1 and self.task.data_config.regression:
             raise InputError("--n-best: this model predicts one number for a text")
-        for chunk in iterate_chunks(enumerate(lines, first_index), TEXTS_PER_CHUNK):
-            examples = [self.parse_line(line, index) for index, line in chunk]
-            predictions = self._build_predictions(examples, [line for _, line in chunk], chunk[0][0])
-            for prediction in predictions:
-                count = options.n_best if options.n_best > 1 else len(prediction.classes)
-                yield replace(prediction, classes=prediction.classes[:count])
+        examples = [self.parse_line(line, index) for index, line in enumerate(lines, first_index)]
+        for prediction in self._build_predictions(examples, lines, first_index):
+            count = options.n_best if options.n_best > 1 else len(prediction.classes)
+            yield replace(prediction, classes=prediction.classes[:count])
 
     def parse_line(self, line: str, index: int = 0) -> ClassificationExample:
-        """Parse a line as an example with an arbitrary label."""
+        """Parse a line as an example with an arbitrary label. A tab or ||| separates the two texts of a pair."""
         if not self.task.has_pairs:
             return self._build_example(line, None)
         texts = split_pair(line)

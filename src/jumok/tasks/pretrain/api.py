@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from jumok.tasks.api import RequestLimits, ResponseListener, TaskResponse, TextPairRequest
-from jumok.tasks.pretrain.predictor import FillMaskOptions, FillMaskPrediction, FillMaskPredictor
+from jumok.tasks.api import ResponseListener, TaskResponse, TaskService, TextPairRequest
+from jumok.tasks.jsonl_input import to_pair_line
+from jumok.tasks.pretrain.predictor import FillMaskOptions, FillMaskPredictor
 from jumok.text_checks import to_single_line
 
 if TYPE_CHECKING:
@@ -22,8 +23,7 @@ class FillMaskRequest(TextPairRequest):
 
     def to_line(self) -> str:
         """The request as an input line."""
-        texts = [self.text] if self.text_pair is None else [self.text, self.text_pair]
-        return "\t".join(map(to_single_line, texts))
+        return to_pair_line(to_single_line(self.text), self.text_pair)
 
 
 class MaskCandidate(TaskResponse):
@@ -42,29 +42,15 @@ class FillMaskResponse(TaskResponse):
         float | None, Field(description="Probability that the second text follows the first.")
     ] = None
 
-    @classmethod
-    def from_prediction(cls, prediction: FillMaskPrediction, n_best: int) -> FillMaskResponse:
-        return cls(
-            filled_text=prediction.filled_text,
-            mask_predictions=[
-                [MaskCandidate(word=word, probability=p) for word, p in candidates[:n_best]]
-                for candidates in prediction.mask_predictions
-            ],
-            next_sentence_probability=prediction.next_sentence_probability,
-        )
 
-
-class FillMaskService:
+class FillMaskService(TaskService[FillMaskRequest, FillMaskResponse]):
     """Serves a model that fills masks."""
 
     endpoint = "fill-mask"
     summary = "Predict the masked words of a text, or whether one text follows another."
-    supports_streaming = False
     request_type = FillMaskRequest
     response_type = FillMaskResponse
-
-    def __init__(self, predictor: FillMaskPredictor, request_limits: RequestLimits) -> None:
-        self.predictor, self.request_limits = predictor, request_limits
+    predictor: FillMaskPredictor
 
     def describe(self) -> dict[str, Any]:
         return {"mask_token": self.predictor.tokenizer.special_tokens["mask"]}
@@ -81,7 +67,10 @@ class FillMaskService:
         n_best = requests[0].n_best
         lines = [request.to_line() for request in requests]
         predictions = self.predictor.predict(lines, FillMaskOptions(n_best=n_best))
-        return [FillMaskResponse.from_prediction(prediction, n_best) for prediction in predictions]
+        responses = [FillMaskResponse(**prediction.to_dict()) for prediction in predictions]
+        for response in responses:  # the predictor returns more than one word in any case
+            response.mask_predictions = [candidates[:n_best] for candidates in response.mask_predictions]
+        return responses
 
     def build_viewer_data(self, request: FillMaskRequest, response: FillMaskResponse) -> list[ViewerData]:
         return self.predictor.build_viewer_data(request.to_line())

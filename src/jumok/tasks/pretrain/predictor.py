@@ -9,8 +9,7 @@
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,14 +19,13 @@ from torch import Tensor
 
 from jumok.batches.text import PretrainingBatch
 from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
-from jumok.decoding import StreamListener
 from jumok.errors import InputError
-from jumok.inference.line_io import iterate_chunks
 from jumok.models.bert import Bert, BertPretrainingModel
 from jumok.run import Run
-from jumok.tasks.base import Evaluation, Prediction, Predictor, SplitName
+from jumok.tasks.base import Evaluation, Prediction, SplitName
 from jumok.tasks.jsonl_input import split_pair
 from jumok.tasks.options import PredictOptions
+from jumok.tasks.predictors import ChunkedPredictor, group_by_length
 from jumok.tasks.pretrain import metrics as pretrain_metrics
 from jumok.tasks.pretrain.data import PretrainingSplit, load_pretraining_split
 from jumok.training import ValidationReport, compute_attention_health
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     from jumok.look.viewer.comparison import Ablations
     from jumok.look.viewer.viewer_data import ViewerData
 
-LINES_PER_CHUNK = 1024  # lines that are read before any is answered, so that similar lengths share a batch
 MAX_BATCH_TOKENS = 8192
 DEFAULT_CANDIDATES = 5  # words per mask, unless --n-best asks for more
 NUM_HEALTH_EXAMPLES = 32  # sequences whose attention is measured at a validation
@@ -58,30 +55,27 @@ class FillMaskPrediction(Prediction):
     # The probability that the second text follows the first, if there are two.
     next_sentence_probability: float | None = None
 
-    def format_lines(self, *, n_best: bool, as_json: bool) -> Iterator[str]:
-        """Fields that tabs separate, or JSON."""
-        probability = self.next_sentence_probability
-        if as_json:
-            masks = [
-                [{"word": word, "probability": p} for word, p in candidates] for candidates in self.mask_predictions
-            ]
-            content = {
-                "line": self.index,
-                "text": self.input,
-                "filled_text": self.filled_text,
-                "mask_predictions": masks,
-                "next_sentence_probability": probability,
-            }
-            yield json.dumps(content, ensure_ascii=False)
-            return
+    def to_dict(self, *, n_best: bool = False) -> dict[str, Any]:
+        return {
+            "filled_text": self.filled_text,
+            "mask_predictions": [
+                [{"word": word, "probability": probability} for word, probability in candidates]
+                for candidates in self.mask_predictions
+            ],
+            "next_sentence_probability": self.next_sentence_probability,
+        }
+
+    def format_lines(self, *, n_best: bool) -> Iterator[str]:
+        """The words for each mask, separated by tabs."""
         fields = [", ".join(f"{word} {p:.3f}" for word, p in words) for words in self.mask_predictions]
+        probability = self.next_sentence_probability
         if probability is not None:
             is_next = probability >= 0.5
             fields.insert(0, f"next {probability:.3f}" if is_next else f"not next {1 - probability:.3f}")
         yield "\t".join(fields)
 
 
-class FillMaskPredictor(Predictor[FillMaskPrediction, FillMaskOptions]):
+class FillMaskPredictor(ChunkedPredictor[FillMaskPrediction, FillMaskOptions]):
     """A pretrained model with its tokenizer.
 
     >>> bert = jumok.load("runs/bert-wiki")  # doctest: +SKIP
@@ -99,28 +93,17 @@ class FillMaskPredictor(Predictor[FillMaskPrediction, FillMaskOptions]):
         """Fill the masks of one text. For many texts use :meth:`predict`."""
         return next(self.predict([text], FillMaskOptions(n_best=n_best)))
 
-    def predict(
-        self,
-        lines: Iterable[str],
-        options: FillMaskOptions,
-        *,
-        with_attention: bool = False,
-        first_index: int = 0,
-        listener: StreamListener | None = None,
+    def predict_chunk(
+        self, lines: Sequence[str], options: FillMaskOptions, first_index: int
     ) -> Iterator[FillMaskPrediction]:
-        """Fill the masks of lines, in their order."""
         num_candidates = options.n_best if options.n_best > 1 else DEFAULT_CANDIDATES
-        for chunk in iterate_chunks(enumerate(lines, first_index), LINES_PER_CHUNK):
-            rows = [self._encode_masked_line(index, line) for index, line in chunk]
-            predictions: dict[int, FillMaskPrediction] = {}
-            order = sorted(range(len(rows)), key=lambda i: -len(rows[i][0]))
-            while order:
-                batch = order[: max(1, MAX_BATCH_TOKENS // len(rows[order[0]][0]))]
-                order = order[len(batch) :]
-                outputs = self._predict_rows([rows[i] for i in batch], num_candidates)
-                for i, (candidates, probability) in zip(batch, outputs, strict=True):
-                    predictions[i] = self._build_prediction(*chunk[i], rows[i], candidates, probability)
-            yield from (predictions[i] for i in range(len(chunk)))
+        rows = [self._encode_masked_line(index, line) for index, line in enumerate(lines, first_index)]
+        predictions: dict[int, FillMaskPrediction] = {}
+        for batch in group_by_length([len(ids) for ids, _ in rows], MAX_BATCH_TOKENS):
+            outputs = self._predict_rows([rows[i] for i in batch], num_candidates)
+            for i, (candidates, probability) in zip(batch, outputs, strict=True):
+                predictions[i] = self._build_prediction(first_index + i, lines[i], rows[i], candidates, probability)
+        return (predictions[i] for i in range(len(lines)))
 
     def count_tokens(self, line: str) -> int:
         """The number of tokens of a line. Raise if the line is invalid."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import torch
@@ -22,6 +22,7 @@ from jumok.tasks.api import (
     ResponseListener,
     TaskRequest,
     TaskResponse,
+    TaskService,
 )
 from jumok.tasks.speak.config import BUILTIN_DATASET
 from jumok.tasks.speak.prediction import MAX_STYLE_WEIGHT, SpeechPrediction, SpeechSegment
@@ -109,7 +110,7 @@ CANCELLED_RESPONSE = SpeechResponse(
 )
 
 
-class SpeechService:
+class SpeechService(TaskService[SpeechRequest, SpeechResponse]):
     """Serves a voice."""
 
     endpoint = "speak"
@@ -117,11 +118,12 @@ class SpeechService:
     supports_streaming = True
     request_type = SpeechRequest
     response_type = SpeechResponse
+    predictor: SpeechPredictor
 
     def __init__(self, predictor: SpeechPredictor, request_limits: RequestLimits) -> None:
         for name in ("soundfile", "librosa", "librosa.effects"):
             import_optional(name, "speech")  # now, not at the first request
-        self.predictor, self.request_limits = predictor, request_limits
+        super().__init__(predictor, request_limits)
         self.audio_limits = audio.AudioLimits(
             max_bytes=request_limits.max_audio_bytes,
             max_seconds=request_limits.max_audio_seconds,
@@ -157,9 +159,6 @@ class SpeechService:
         if request.style_audio is not None and len(request.style_audio) > self.audio_limits.max_bytes:
             size = len(request.style_audio)
             raise RequestTooLarge(str(audio.file_too_large("style_audio", size, self.audio_limits)))
-
-    def get_batch_key(self, request: SpeechRequest) -> Hashable:
-        return None
 
     def predict(self, requests: Sequence[SpeechRequest], listener: ResponseListener) -> list[SpeechResponse]:
         texts = [self.predictor.split_segments(request.text, "text") for request in requests]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -80,14 +79,12 @@ class SpeechPrediction(Prediction):
             "trained enough, and do its recordings have this style?",
         )
 
-    def format_lines(self, *, n_best: bool, as_json: bool) -> Iterator[str]:
-        """The file, a tab and the text; or JSON."""
-        if not as_json:
-            yield f"{self.file}\t{self.input}"
-            return
-        content: dict[str, Any] = {
-            "line": self.index,
-            "text": self.input,
+    def format_lines(self, *, n_best: bool) -> Iterator[str]:
+        """The file, a tab and the text."""
+        yield f"{self.file}\t{self.input}"
+
+    def to_dict(self, *, n_best: bool = False) -> dict[str, Any]:
+        return {
             "file": None if self.file is None else str(self.file),
             "duration_seconds": round(self.duration_seconds, 4),
             "sample_rate": self.sample_rate,
@@ -99,7 +96,6 @@ class SpeechPrediction(Prediction):
             "skipped_symbols": [x.symbols[i] for x in self.segments for i in x.health.skipped],
             "repeated_symbols": [x.symbols[i] for x in self.segments for i in x.health.repeated],
         }
-        yield json.dumps(content, ensure_ascii=False)
 
 
 def parse_style_weights(text: str, num_tokens: int) -> list[float]:

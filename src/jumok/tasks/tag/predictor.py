@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,15 +19,13 @@ from jumok.data.readers.tagging import (
     label_first_pieces,
 )
 from jumok.data.tokenizers.windows import find_central_window
-from jumok.decoding import StreamListener
 from jumok.errors import InputError
-from jumok.inference.line_io import iterate_chunks
 from jumok.models.bert import BertTagger
 from jumok.tasks.base import Evaluation, Prediction
 from jumok.tasks.options import NBestOptions
 from jumok.tasks.predictors import BertPredictor
 from jumok.tasks.tag import metrics as tag_metrics
-from jumok.tasks.tag.data import SENTENCES_PER_CHUNK, WORD_PATTERN, locate_pieces, split_windows
+from jumok.tasks.tag.data import WORD_PATTERN, encode_sentences, locate_pieces, split_windows
 
 if TYPE_CHECKING:
     from jumok.tasks.tag.task import TaggingTask
@@ -60,17 +57,11 @@ class TaggingPrediction(Prediction):
                 "probability": float(np.prod(self.probabilities[first:last])),
             }
 
-    def format_lines(self, *, n_best: bool, as_json: bool) -> Iterator[str]:
-        if as_json:
-            content = {
-                "line": self.index,
-                "text": self.input,
-                "entities": list(self.to_entity_dicts()),
-                "words": self.words,
-                "tags": self.tags,
-            }
-            yield json.dumps(content, ensure_ascii=False)
-            return
+    def to_dict(self, *, n_best: bool = False) -> dict[str, Any]:
+        return {"entities": list(self.to_entity_dicts()), "words": self.words, "tags": self.tags}
+
+    def format_lines(self, *, n_best: bool) -> Iterator[str]:
+        """The line with its entities in brackets."""
         line, done = "", 0
         for entity in self.to_entity_dicts():
             line += f"{self.input[done : entity['start']]}[{entity['text']}]({entity['type']})"
@@ -97,35 +88,28 @@ class TaggingPredictor(BertPredictor[TaggingPrediction]):
         """Tag one text. For many texts use :meth:`predict`."""
         return next(self.predict([text], NBestOptions()))
 
-    def predict(
-        self,
-        lines: Iterable[str],
-        options: NBestOptions,
-        *,
-        with_attention: bool = False,
-        first_index: int = 0,
-        listener: StreamListener | None = None,
+    def predict_chunk(
+        self, lines: Sequence[str], options: NBestOptions, first_index: int
     ) -> Iterator[TaggingPrediction]:
-        """Tag lines, in their order."""
         if options.n_best > 1:
             raise InputError("--n-best: each word has one tag, the likeliest; --json shows its probability")
-        for chunk in iterate_chunks(enumerate(lines, first_index), SENTENCES_PER_CHUNK):
-            matches = [list(WORD_PATTERN.finditer(line)) for _, line in chunk]
-            sentences = [_build_sentence(tuple(word.group() for word in words)) for words in matches]
-            outputs = self._predict_tags(sentences, chunk[0][0])
-            rows = zip(chunk, matches, sentences, outputs, strict=True)
-            for (index, line), words, sentence, (tags, probabilities) in rows:
-                spans = tuple(word.span() for word in words)
-                yield TaggingPrediction(index, line, sentence.words, spans, tuple(convert_to_iob2(tags)), probabilities)
+        sentences = [self.parse_line(line) for line in lines]
+        outputs = self._predict_tags(sentences, first_index)
+        rows = zip(lines, sentences, outputs, strict=True)
+        for index, (line, sentence, (tags, probabilities)) in enumerate(rows, first_index):
+            spans = tuple(word.span() for word in WORD_PATTERN.finditer(line))
+            yield TaggingPrediction(index, line, sentence.words, spans, tuple(convert_to_iob2(tags)), probabilities)
+
+    def parse_line(self, line: str, index: int = 0) -> TaggingExample:
+        words = tuple(WORD_PATTERN.findall(line))
+        return TaggingExample(words, ("O",) * len(words), "")
+
+    def encode(self, examples: Iterable[TaggingExample]) -> Iterator[list[EncodedText] | InvalidExample]:
+        return encode_sentences(examples, self.labels, self.tokenizer, self.max_tokens, self.task.recipe.data)
 
     def count_tokens(self, text: str) -> int:
         """The number of tokens of a text. Raise if it is too long."""
-        return sum(len(row.ids) for row in self.encode_windows(text))
-
-    def encode_windows(self, text: str) -> list[EncodedText]:
-        rows: list[EncodedText]
-        [rows] = self.check_encoded(self.encode([_build_sentence(tuple(WORD_PATTERN.findall(text)))]))
-        return rows
+        return sum(len(row.ids) for row in self.encode_windows(self.parse_line(text)))
 
     def score_examples(
         self,
@@ -164,7 +148,3 @@ class TaggingPredictor(BertPredictor[TaggingPrediction]):
                     best = int(row.argmax())
                     tags[word], probabilities[word] = self.task.labels[best], float(row[best])
             yield tuple(tags), tuple(probabilities)
-
-
-def _build_sentence(words: tuple[str, ...]) -> TaggingExample:
-    return TaggingExample(words, ("O",) * len(words), "")

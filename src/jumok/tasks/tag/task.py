@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch import nn
 
 from jumok.batches.text import TaggingBatch
-from jumok.data.batching.texts import EncodedText
 from jumok.data.readers import tagging
 from jumok.data.readers.formats import InvalidExample
 from jumok.data.readers.tagging import TaggingExample, make_iob2_labels
@@ -22,7 +21,6 @@ from jumok.run import Run
 from jumok.tasks.config import DataSource
 from jumok.tasks.fine_tuning import BertTask
 from jumok.tasks.tag.config import TaggingRecipe
-from jumok.tasks.tag.data import encode_sentences
 from jumok.tasks.tag.predictor import TaggingPredictor
 
 
@@ -79,11 +77,6 @@ class TaggingTask(BertTask[TaggingExample, TaggingPredictor]):
 
     def build_predictor(self, model: nn.Module, tokenizer: WordPieceTokenizer) -> TaggingPredictor:
         return TaggingPredictor(self, model, tokenizer)
-
-    def encode_rows(
-        self, examples: Iterable[TaggingExample], tokenizer: WordPieceTokenizer, max_tokens: int
-    ) -> Iterator[list[EncodedText] | InvalidExample]:
-        return encode_sentences(examples, self.labels, tokenizer, max_tokens, self.recipe.data)
 
 
 def build_task(run: Run) -> TaggingTask:

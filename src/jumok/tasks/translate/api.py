@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from jumok.tasks.api import BeamSearchRequest, RequestLimits, RequestText, ResponseListener, TaskResponse
+from jumok.tasks.api import BeamSearchRequest, RequestText, ResponseListener, TaskResponse, TaskService
 from jumok.tasks.translate.config import BUILTIN_CORPUS
-from jumok.tasks.translate.predictor import TranslationOptions, TranslationPrediction, TranslationPredictor
+from jumok.tasks.translate.predictor import TranslationOptions, TranslationPredictor
 
 if TYPE_CHECKING:
     from jumok.look.viewer.viewer_data import ViewerData
 
 NUM_EXAMPLES = 3
-RESPONSE_FIELDS = ("translation", "score", "finished", "source_words", "target_words", "alignment")
 
 
 class TranslationRequest(BeamSearchRequest):
@@ -44,13 +43,8 @@ class TranslationResponse(TranslationAlternative):
 
     alternatives: tuple[TranslationAlternative, ...] = ()
 
-    @classmethod
-    def from_prediction(cls, prediction: TranslationPrediction) -> TranslationResponse:
-        alternatives = tuple(TranslationAlternative(**_to_fields(other)) for other in prediction.alternatives)
-        return cls(**_to_fields(prediction), alternatives=alternatives)
 
-
-class TranslationService:
+class TranslationService(TaskService[TranslationRequest, TranslationResponse]):
     """Serves a translation model."""
 
     endpoint = "translate"
@@ -58,9 +52,7 @@ class TranslationService:
     supports_streaming = True
     request_type = TranslationRequest
     response_type = TranslationResponse
-
-    def __init__(self, predictor: TranslationPredictor, request_limits: RequestLimits) -> None:
-        self.predictor, self.request_limits = predictor, request_limits
+    predictor: TranslationPredictor
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -77,10 +69,7 @@ class TranslationService:
         if request.alignments:
             self.predictor.check_has_attention()
         beam_size = self.predictor.decode_config.beam_size if request.beam_size is None else request.beam_size
-        num_tokens, num_hypotheses = (
-            self.predictor.count_tokens(request.text),
-            max(beam_size, request.n_best),
-        )
+        num_tokens, num_hypotheses = self.predictor.count_tokens(request.text), max(beam_size, request.n_best)
         limits.check_decode_tokens(num_tokens, num_hypotheses)
         return num_tokens * num_hypotheses
 
@@ -95,7 +84,13 @@ class TranslationService:
             with_attention=first.alignments,
             listener=_TranslationListener(self.predictor, listener),
         )
-        return [TranslationResponse.from_prediction(prediction) for prediction in predictions]
+        return [
+            TranslationResponse(
+                **best.to_dict(),
+                alternatives=tuple(TranslationAlternative(**other.to_dict()) for other in best.alternatives),
+            )
+            for best in predictions
+        ]
 
     def build_viewer_data(self, request: TranslationRequest, response: TranslationResponse) -> list[ViewerData]:
         return self.predictor.build_viewer_data(request.text, response.translation)
@@ -108,10 +103,6 @@ def _build_examples(data_source: object) -> list[dict[str, str]]:
     from jumok.data.builtin import english_korean
 
     return [{"text": pair.english} for pair in english_korean.make_splits(test=NUM_EXAMPLES).test]
-
-
-def _to_fields(prediction: TranslationPrediction) -> dict[str, Any]:
-    return {name: getattr(prediction, name) for name in RESPONSE_FIELDS}
 
 
 class _TranslationListener:

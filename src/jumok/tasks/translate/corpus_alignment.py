@@ -17,7 +17,7 @@ from jumok.errors import InputError
 from jumok.metrics.symmetrization import SYMMETRIZATIONS, Symmetrization
 from jumok.metrics.word_alignment import format_links, score_alignment
 from jumok.run import Run
-from jumok.tasks.base import load_predictor
+from jumok.tasks import load_predictor
 from jumok.tasks.translate.config import TranslationDataConfig
 from jumok.tasks.translate.predictor import TranslationPredictor
 from jumok.tasks.translate.word_alignment import (

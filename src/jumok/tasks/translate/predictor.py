@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,6 +26,7 @@ from jumok.run import Run
 from jumok.tasks.base import Evaluation, Prediction, Predictor, SplitName
 from jumok.tasks.generation import generate, merge_to_words
 from jumok.tasks.options import GenerationOptions
+from jumok.tasks.predictors import group_by_length
 from jumok.tasks.translate import metrics as translate_metrics
 from jumok.tasks.translate.config import TranslationDecodeConfig
 from jumok.tasks.translate.data import TranslationData, TranslationSplit
@@ -67,7 +67,7 @@ class TranslationPrediction(Prediction):
     source_words: list[str]
     target_words: list[str]
     score: float = 0.0
-    alternatives: tuple[TranslationPrediction, ...] = ()  # the rest of an n-best list
+    alternatives: tuple[TranslationPrediction, ...] = field(default=(), kw_only=True)
     alignment: list[tuple[int, int]] | None = None  # (source word, target word)
     attention: Tensor | None = None  # (target words, source words)
 
@@ -77,32 +77,31 @@ class TranslationPrediction(Prediction):
 
     def to_lines(self, *, n_best: bool, alignments: bool, as_json: bool) -> Iterator[str]:
         """The translation, or fields that ||| separates, or JSON."""
+        lines = super().to_lines(n_best=n_best, alignments=alignments, as_json=as_json)
+        for prediction, line in zip((self, *self.alternatives), lines, strict=True):
+            links = word_alignment.format_links(frozenset(prediction.alignment or ()))
+            yield f"{line} ||| {links}" if alignments and not as_json else line
+
+    def format_lines(self, *, n_best: bool) -> Iterator[str]:
         for prediction in (self, *self.alternatives):
-            pharaoh = " ".join(f"{i}-{j}" for i, j in prediction.alignment or [])
-            if as_json:
-                yield prediction._to_json(pharaoh)
-            elif n_best:
-                fields = [str(prediction.index), prediction.translation, f"{prediction.score:.4f}"]
-                yield " ||| ".join([*fields, *([pharaoh] if alignments else [])])
-            else:
-                text = prediction.translation
-                yield f"{text} ||| {pharaoh}" if alignments else text
+            text = prediction.translation
+            yield f"{self.index} ||| {text} ||| {prediction.score:.4f}" if n_best else text
 
-    def format_lines(self, *, n_best: bool, as_json: bool) -> Iterator[str]:
-        return self.to_lines(n_best=n_best, alignments=False, as_json=as_json)
+    @property
+    def input_fields(self) -> dict[str, Any]:
+        return {"source": self.input}
 
-    def _to_json(self, pharaoh: str) -> str:
-        content = {
-            "line": self.index,
-            "source": self.input,
+    def to_dict(self, *, n_best: bool = False) -> dict[str, Any]:
+        fields: dict[str, Any] = {
             "translation": self.translation,
             "score": self.score,
             "finished": self.finished,
             "source_words": self.source_words,
             "target_words": self.target_words,
         }
-        alignment = {} if self.alignment is None else {"alignment": pharaoh}
-        return json.dumps(content | alignment, ensure_ascii=False)
+        if self.alignment is not None:
+            fields["alignment"] = self.alignment
+        return fields
 
 
 class TranslationPredictor(Predictor[TranslationPrediction, TranslationOptions]):
@@ -176,12 +175,14 @@ class TranslationPredictor(Predictor[TranslationPrediction, TranslationOptions])
         A ``listener`` follows the translation of each line, and may cancel lines.
         """
         generator = torch.Generator().manual_seed(options.seed + first_index)
+        num_hypotheses = 1 if options.sample else options.beam_size or self.decode_config.beam_size
+        max_tokens = max(1, MAX_BATCH_TOKENS // num_hypotheses)
         for chunk in iterate_chunks(enumerate(lines, first_index), LINES_PER_CHUNK):
             texts = [self.data.preprocess(line.strip(), "source") for _, line in chunk]
             ids = self.tokenizers.source.encode(texts)
             self._check_lengths([index for index, _ in chunk], ids)
             predictions: dict[int, TranslationPrediction] = {}
-            for batch in self._group_by_length(ids, options):
+            for batch in group_by_length([len(line_ids) + 1 for line_ids in ids], max_tokens):
                 streaming = None if listener is None else StreamingBatch(listener, [chunk[i][0] for i in batch])
                 hypotheses = self._decode_batch([ids[i] for i in batch], options, generator, streaming)
                 attentions: Sequence[Sequence[Tensor | None]]
@@ -216,16 +217,6 @@ class TranslationPredictor(Predictor[TranslationPrediction, TranslationOptions])
         """The maximum length of a translation."""
         default = decoding.default_max_length(num_source_tokens)
         return default if self.max_source_tokens is None else min(default, self.max_source_tokens - 1)
-
-    def _group_by_length(self, source_ids: list[list[int]], options: TranslationOptions) -> Iterator[list[int]]:
-        """Indices of lines with similar lengths, as many as fit into a batch, longest first."""
-        num_hypotheses = 1 if options.sample else options.beam_size or self.decode_config.beam_size
-        max_tokens = max(1, MAX_BATCH_TOKENS // num_hypotheses)
-        order = sorted(range(len(source_ids)), key=lambda i: -len(source_ids[i]))
-        while order:
-            num_rows = max(1, max_tokens // (len(source_ids[order[0]]) + 1))
-            yield order[:num_rows]
-            order = order[num_rows:]
 
     @torch.inference_mode()
     def _decode_batch(
