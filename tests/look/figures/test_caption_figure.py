@@ -17,9 +17,8 @@ from matplotlib.image import imread
 
 from jumok.errors import InputError
 from jumok.look.figures.caption_figure import (
+    CaptionFigure,
     CaptionLayout,
-    build_caption_figure,
-    draw_caption,
     overlay_weights,
 )
 from jumok.look.viewer import view_writer
@@ -50,7 +49,7 @@ def test_the_picture_comes_first_and_then_one_for_each_word() -> None:
     scene = drawing(1, language="ko")
     assert scene.image is not None
     weights = scene.layers[0].source.weights(0, slice(0, 7), slice(0, 56))
-    figure = build_caption_figure(scene.image, scene.layers[0].row_labels or [], np.asarray(weights), title=scene.title)
+    figure = CaptionFigure(scene.image, scene.layers[0].row_texts, weights, title=scene.title).build()
     assert isinstance(figure, Figure)
     assert said(figure) == ["보라색", "세모", "위에", "있는", "작은", "보라색", "별"]
     assert figure.texts[0].get_text() == "보라색 세모 위에 있는 작은 보라색 별"
@@ -105,7 +104,7 @@ def test_any_number_of_words_and_any_shape(size: tuple[int, int], count: int) ->
 def test_nothing_is_cut_off(size: tuple[int, int], count: int) -> None:
     words = [*("Donaudampfschifffahrtsgesellschaftskapitänsmütze", "예문이다", "i" * 9000), *"abcdefg" * 9][:count]
     picture = AttendedImage.from_pixels(np.full((*size, 3), 200, np.uint8), (2, 3))
-    figure = build_caption_figure(picture, words, even(count), title="A title that is long " * 20)
+    figure = CaptionFigure(picture, words, even(count), title="A title that is long " * 20).build()
     for text in (*figure.texts, *(text for axes in figure.axes for text in axes.texts)):
         box = text.get_window_extent()
         assert box.x0 >= 0
@@ -120,7 +119,7 @@ def test_nothing_is_cut_off(size: tuple[int, int], count: int) -> None:
 def test_it_is_written_and_settings_stay(tmp_path: Path, name: str) -> None:
     with mpl.rc_context({"font.family": "monospace", "figure.dpi": 31}):
         before = dict(mpl.rcParams)
-        path = draw_caption(GREY, ["$x_1$", "<script>", "\u202e\n"], even(3), tmp_path / name, title="한국어")
+        path = CaptionFigure(GREY, ["$x_1$", "<script>", "\u202e\n"], even(3), title="한국어").save(tmp_path / name)
         assert dict(mpl.rcParams) == before
     data = path.read_bytes()
     beginning = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[path.suffix]
@@ -136,18 +135,18 @@ def test_it_is_written_and_settings_stay(tmp_path: Path, name: str) -> None:
 
 def test_a_figure_can_be_written_by_whoever_asked_for_it() -> None:
     file = io.BytesIO()
-    build_caption_figure(GREY, ["a"], even(1)).savefig(file, format="svg")
+    CaptionFigure(GREY, ["a"], even(1)).build().savefig(file, format="svg")
     assert file.getvalue().count(b"<image") == 3
 
 
 def test_jumok_look_draws_the_strip_of_a_caption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[list[str], np.ndarray]] = []
 
-    def keep(picture: AttendedImage, words: list[str], weights: np.ndarray, path: Path, *, title: str) -> Path:
-        drawn.append((words, weights))
+    def keep(self: CaptionFigure, path: Path) -> Path:
+        drawn.append((self.words, self.weights))
         return path
 
-    monkeypatch.setattr(view_writer, "draw_caption", keep)
+    monkeypatch.setattr(CaptionFigure, "save", keep)
     scene = drawing(heads=2)
     caption = list(scene.layers[0].row_labels or [])
     own = ViewerLayer("self", "causal self", (7, 7), (0,), ArrayWeightSource(np.eye(7, dtype=np.float32)))
@@ -166,19 +165,19 @@ def test_jumok_look_draws_the_strip_of_a_caption(tmp_path: Path, monkeypatch: py
 def test_weights_may_come_with_the_keys_before_the_places() -> None:
     picture = replace(GREY, num_prefix_keys=1)
     weights = np.concatenate([[[0.5], [0.2]], even(2) * 0.5], axis=1)
-    assert said(build_caption_figure(picture, ["a", "b"], weights)) == ["a", "b"]
+    assert said(CaptionFigure(picture, ["a", "b"], weights).build()) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: build_caption_figure(GREY, ["a"], even(2)), "2, 6.*1 words and a grid of 2 × 3"),
-        (lambda: build_caption_figure(GREY, ["a"], even(1, 5)), "6 patches"),
-        (lambda: build_caption_figure(GREY, [], even(0)), "0 words"),
-        (lambda: build_caption_figure(GREY, ["a"], even(1) * np.nan), "NaN"),
-        (lambda: build_caption_figure(GREY, ["a"], -even(1)), "negative"),
-        (lambda: build_caption_figure(GREY, ["a"] * 201, even(201)), "too many"),
-        (lambda: build_caption_figure(AttendedImage(b"\x89PNG", (2, 3)), ["a"], even(1)), "damaged"),
+        (lambda: CaptionFigure(GREY, ["a"], even(2)), "2, 6.*1 words and a grid of 2 × 3"),
+        (lambda: CaptionFigure(GREY, ["a"], even(1, 5)), "6 patches"),
+        (lambda: CaptionFigure(GREY, [], even(0)), "0 words"),
+        (lambda: CaptionFigure(GREY, ["a"], even(1) * np.nan), "NaN"),
+        (lambda: CaptionFigure(GREY, ["a"], -even(1)), "negative"),
+        (lambda: CaptionFigure(GREY, ["a"] * 201, even(201)), "too many"),
+        (lambda: CaptionFigure(AttendedImage(b"\x89PNG", (2, 3)), ["a"], even(1)), "damaged"),
         (lambda: replace(GREY, region=(0.5, 0, 0.5, 1)), "region="),
         (lambda: replace(GREY, region=(0, 0, 1, float("nan"))), "region="),
         (lambda: replace(GREY, region=(1.5, 0, 2, 1)), "region="),

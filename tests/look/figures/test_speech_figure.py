@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from jumok.errors import InputError
-from jumok.look.figures.speech_figure import build_speech_figure, draw_speech
+from jumok.look.figures.speech_figure import SpeechFigure
 from jumok.look.viewer import view_writer
 from jumok.look.viewer.synthesized_speech import StyleTokenWeights, SynthesizedSpeech
 from jumok.look.viewer.viewer_data import ArrayWeightSource, ViewerData, ViewerLayer
@@ -24,11 +24,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:no installed font has")  # where
 
 def drawn(scene: ViewerData) -> Figure:
     layer = scene.layers[0]
-    weights = layer.source.weights(0, slice(0, layer.shape[0]), slice(0, layer.shape[1]))
     assert scene.speech is not None
-    return build_speech_figure(
-        scene.speech, layer.col_labels or [], np.asarray(weights), scene.style, title=scene.title
-    )
+    weights = layer.compute_weights(0)
+    return SpeechFigure(scene.speech, layer.col_texts, weights, scene.style, title=scene.title).build()
 
 
 def test_one_time_for_the_spectrogram_and_the_alignment() -> None:
@@ -65,9 +63,8 @@ def test_tokens_are_bars_by_head_from_the_top_down() -> None:
 
 def test_a_long_text_leaves_symbols_out_rather_than_write_them_over_each_other() -> None:
     symbols = list("abcdefghij" * 20)
-    figure = build_speech_figure(
-        SynthesizedSpeech(np.random.default_rng(0).random((500, 8))), symbols, diagonal(500, 200)
-    )
+    speech = SynthesizedSpeech(np.random.default_rng(0).random((500, 8)))
+    figure = SpeechFigure(speech, symbols, diagonal(500, 200)).build()
     figure.draw_without_rendering()
     labels = figure.axes[0].get_yticklabels()
     assert 40 < len(labels) < 100
@@ -98,20 +95,19 @@ def test_the_layer_that_speaks_is_drawn_unless_another_is_asked_for(tmp_path: Pa
     assert abs(imread(spoken).shape[1] - imread(again).shape[1]) < 10
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused() -> None:
     speech = SynthesizedSpeech(np.ones((9, 3)), frames_per_step=2)
     with pytest.raises(InputError, match=r"\(4, 5\) came with 9 frames, 2 a step, and 5.*expected \(5, 5\)"):
-        draw_speech(speech, list("abcde"), np.ones((4, 5)), tmp_path / "a.png")
+        SpeechFigure(speech, list("abcde"), np.ones((4, 5)))
     with pytest.raises(InputError, match=r"expected \(5, 4\)"):
-        draw_speech(speech, list("abcd"), np.ones((5, 5)), tmp_path / "a.png")
+        SpeechFigure(speech, list("abcd"), np.ones((5, 5)))
     with pytest.raises(InputError, match="NaN"):
-        draw_speech(speech, list("ab"), np.full((5, 2), np.nan), tmp_path / "a.png")
-    assert not list(tmp_path.iterdir())
+        SpeechFigure(speech, list("ab"), np.full((5, 2), np.nan))
 
 
 def test_less_than_none_of_a_token_goes_to_the_left() -> None:
     style = StyleTokenWeights(("slow", "high"), np.array([[-0.5, 1.0]]))
-    figure = build_speech_figure(SynthesizedSpeech(np.ones((4, 3))), ["a"], np.ones((4, 1)), style)
+    figure = SpeechFigure(SynthesizedSpeech(np.ones((4, 3))), ["a"], np.ones((4, 1)), style).build()
     slow, high = figure.axes[-1].patches
     assert (slow.get_width(), high.get_width()) == (-0.5, 1.0)
     assert figure.axes[-1].get_title(loc="left") == "Style tokens"

@@ -20,9 +20,16 @@ from matplotlib.image import imread
 
 from jumok.errors import InputError
 from jumok.look.figures import plots
-from jumok.look.figures.document_figure import PlacedWord, draw_document, reorder_bidirectional, wrap_words
+from jumok.look.figures.document_figure import (
+    DocumentCanvas,
+    GlyphCache,
+    PlacedWord,
+    draw_document,
+    reorder_bidirectional,
+    wrap_words,
+)
 from jumok.look.viewer import html_file, view_writer
-from jumok.look.viewer.attended_document import AttendedDocument, document_to_json
+from jumok.look.viewer.attended_document import AttendedDocument
 from jumok.look.viewer.tiles import TileRequest, unpack
 from jumok.look.viewer.viewer_data import ViewerData, answer_request, build_manifest
 
@@ -124,14 +131,14 @@ def test_the_viewer_is_told_exact_weights_and_no_digits() -> None:
     assert "".join(map("".join, zip(about["separators"], about["words"], strict=True))) == document.text
     numbers = 2000 * 7
     assert len(json.dumps(about)) < 5.4 * numbers + 16 * 2000
-    whole = document_to_json(hierarchical())
+    whole = hierarchical().to_json()
     assert unpack(base64.b64decode(whole["sentence_weights"])).tolist() == [pytest.approx([0.2, 0.3, 0.5])]
     assert whole["class_probabilities"] == [["positive", 0.875], ["negative", 0.125]]
 
 
 def test_edges_may_be_numpys() -> None:
     document = AttendedDocument(**GOOD | {"sentence_offsets": tuple(np.array([0, 1, 3]))})
-    assert json.loads(json.dumps(document_to_json(document)))["sentence_offsets"] == [0, 1, 3]
+    assert json.loads(json.dumps(document.to_json()))["sentence_offsets"] == [0, 1, 3]
 
 
 def test_its_weights_are_a_layer_of_the_scene() -> None:
@@ -291,3 +298,14 @@ def test_what_is_read_from_right_to_left_is_laid_so() -> None:
     assert order(["שלום", "עולם"]) == "עולם שלום"
     assert order(["שלום", "New", "York", "עולם"]) == "עולם New York שלום"
     assert order(["say", "שלום", ",", "עולם", "!", "now"]) == "say עולם , שלום ! now"
+
+
+def test_shade_does_not_cover_the_end_of_the_previous_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    boxes: list[tuple[float, float, float]] = []
+    monkeypatch.setattr(DocumentCanvas, "_draw_shades", lambda self, new, *_: boxes.extend(new))
+    document = AttendedDocument(("full", ".", "next"), ("", "", " "), (0, 3), np.ones((1, 3)))
+    draw_document(document, tmp_path / "a.png")
+    widths = [GlyphCache().measure_width(word) for word in document.words]
+    (word, _, _), (dot, _, _), (after, _, _), *_legend = boxes
+    assert dot == pytest.approx(word + 1 + widths[0])
+    assert after > dot + widths[1] + 1

@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from jumok.data.images import Pixels, decode_image
 from jumok.data.readers.formats import InvalidExample
 from jumok.errors import InputError
-from jumok.look.figures.plots import GREY, INK, build_figure, save_figure
+from jumok.look.figures.plots import GREY, INK, Drawing, add_panel, create_colormap, to_single_line
 from jumok.look.viewer.attended_image import AttendedImage
-from jumok.look.viewer.tiles import FloatArray
-from jumok.look.viewer.viewer_data import to_float32_array
+from jumok.look.viewer.tiles import FloatArray, WeightArray, to_float32_array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,17 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.text import Text
 
 # From dark to light, and how much of the image that covers: as in static/colours.js and overlay.js.
-OVERLAY_COLOURS = (
-    "#101621",
-    "#2a2b2f",
-    "#46423c",
-    "#635a49",
-    "#827356",
-    "#a08e62",
-    "#bea96d",
-    "#ddc779",
-    "#fce584",
-)
+OVERLAY_COLOURS = ("#101621", "#2a2b2f", "#46423c", "#635a49", "#827356", "#a08e62", "#bea96d", "#ddc779", "#fce584")
 OVERLAY_STRENGTH, DARK_OPACITY, LIGHT_OPACITY = 0.7, 0.88, 0.42
 # All in inches.
 PANEL_AREA, MAX_PANEL_WIDTH, MAX_PANEL_HEIGHT, MIN_PANEL_WIDTH = 2.6, 3.4, 2.7, 0.85
@@ -47,9 +34,6 @@ WORD_FONT_SIZE, MIN_FONT_SIZE = 11.0, 7.0  # points
 PANEL_DPI = 200
 MAX_WORDS = 200
 MAX_WORD_LENGTH = 80  # characters that are drawn: some words may be whole documents
-
-Words = Sequence[str]
-WeightArray = Tensor | NDArray[np.floating]
 
 
 @dataclass(frozen=True)
@@ -102,46 +86,24 @@ class CaptionLayout:
         return left, MARGIN + self.title_height + row * (self.panel_height + WORD_HEIGHT + PANEL_GAP) + WORD_HEIGHT
 
 
-def build_caption_figure(
-    image: AttendedImage, words: Words, weights: WeightArray, *, title: str | None = None
-) -> Figure:
-    """Draw the image, and again for each of the words, with the attention of that word.
+class CaptionFigure(Drawing):
+    """The image, and again for each of the words, with the attention of that word.
 
     ``weights (words, patches)``: the patches of the grid row by row, possibly after ``num_prefix_keys`` other
     keys. Every word has its own scale, from 0 to its maximum.
 
-    >>> build_caption_figure(image, ["a", "dog"], weights).savefig("caption.svg")  # doctest: +SKIP
+    >>> CaptionFigure(image, ["a", "dog"], weights).save("caption.png")  # doctest: +SKIP
     """
-    drawing = CaptionDrawing(image, words, weights, title or "")
-    return build_figure(drawing.draw, drawing.texts)
 
-
-def draw_caption(
-    image: AttendedImage, words: Words, weights: WeightArray, path: str | Path, *, title: str = ""
-) -> Path:
-    """Draw the same to a file. Returns the path.
-
-    >>> draw_caption(image, ["a", "dog"], weights, "caption.png")  # doctest: +SKIP
-    """
-    drawing = CaptionDrawing(image, words, weights, title)
-    return save_figure(drawing.draw, path, drawing.texts)
-
-
-class CaptionDrawing:
-    """The checked content of a caption figure."""
-
-    def __init__(self, image: AttendedImage, words: Words, weights: WeightArray, title: str) -> None:
-        self.image, self.title = image, _to_single_line(title)
-        self.words = [_to_single_line(word)[:MAX_WORD_LENGTH] for word in words]
+    def __init__(self, image: AttendedImage, words: Sequence[str], weights: WeightArray, *, title: str = "") -> None:
+        self.image, self.title = image, to_single_line(title)
+        self.words = [to_single_line(word)[:MAX_WORD_LENGTH] for word in words]
         self.weights = _check_weights(image, self.words, to_float32_array(weights))
         pixels = decode_image(image.data, "the image")
         if isinstance(pixels, InvalidExample):
             raise InputError(str(pixels))
         self.pixels: Pixels = pixels
-
-    @property
-    def texts(self) -> list[str]:
-        return [*self.words, self.title]
+        self.texts = [*self.words, self.title]
 
     def draw(self, figure: Figure) -> None:
         height, width, _ = self.pixels.shape
@@ -159,30 +121,21 @@ class CaptionDrawing:
         figure_width, figure_height = layout.figure_size
         left = (layout.cell_width - layout.panel_width) / 2 + MARGIN
         if self.title:
-            title = figure.text(
-                left / figure_width, 1 - MARGIN / figure_height, self.title, va="top", size=12.5, color=INK
-            )
+            x, y = left / figure_width, 1 - MARGIN / figure_height
+            title = figure.text(x, y, self.title, va="top", size=12.5, color=INK)
             _fit_text(figure, title, figure_width - left - MARGIN)
         self._draw_scale_note(figure, left, figure_width, figure_height)
 
     def _draw_panel(self, figure: Figure, layout: CaptionLayout, index: int, pixels: Pixels) -> Axes:
-        (figure_width, figure_height), (left, top) = layout.figure_size, layout.locate_panel(index)
-        axes = figure.add_axes(
-            (
-                left / figure_width,
-                1 - (top + layout.panel_height) / figure_height,
-                layout.panel_width / figure_width,
-                layout.panel_height / figure_height,
-            )
-        )
+        axes = add_panel(figure, *layout.locate_panel(index), layout.panel_width, layout.panel_height)
         axes.imshow(pixels, aspect="auto", interpolation="antialiased")
         axes.set_axis_off()
         return axes
 
     def _draw_scale_note(self, figure: Figure, left: float, width: float, height: float) -> None:
         """Draw a scale, with a note that each panel has its own."""
-        bar_width = 0.7
-        axes = figure.add_axes((left / width, (MARGIN + 0.01) / height, bar_width / width, 0.09 / height))
+        bar_width, bar_height = 0.7, 0.09
+        axes = add_panel(figure, left, height - MARGIN - 0.1, bar_width, bar_height)
         grey = np.full((1, 256, 3), 140, np.uint8)
         axes.imshow(blend_overlay(grey, np.linspace(0, 1, 256)[None]), aspect="auto", interpolation="nearest")
         axes.set_axis_off()
@@ -208,9 +161,7 @@ def overlay_weights(pixels: Pixels, weights: FloatArray, image: AttendedImage) -
 
 def blend_overlay(pixels: Pixels, shares: NDArray[np.floating]) -> Pixels:
     """Blend pixels with the overlay of relative weights ``shares (height, width)``, 0 to 1."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    colours = 255 * LinearSegmentedColormap.from_list("lamp", OVERLAY_COLOURS)(shares)[..., :3]
+    colours = 255 * create_colormap(OVERLAY_COLOURS)(shares)[..., :3]
     opacity = OVERLAY_STRENGTH * (DARK_OPACITY - (DARK_OPACITY - LIGHT_OPACITY) * shares)[..., None]
     return np.asarray(np.rint(colours * opacity + pixels * (1 - opacity)), np.uint8)
 
@@ -251,13 +202,7 @@ def _fit_text(figure: Figure, text: Text, max_width: float) -> None:
         text.set_text(f"{letters.rstrip()}…")
 
 
-def _to_single_line(text: str) -> str:
-    """Return the text on one line, without control characters."""
-    line = " ".join(text.split())
-    return "".join(c if c.isprintable() else "\ufffd" for c in line) or "∅" * bool(text)
-
-
-def _check_weights(image: AttendedImage, words: Words, weights: FloatArray) -> FloatArray:
+def _check_weights(image: AttendedImage, words: Sequence[str], weights: FloatArray) -> FloatArray:
     if weights.ndim == 2 and weights.shape[1] == image.num_keys:
         weights = weights[:, image.num_prefix_keys :]
     num_patches = image.grid[0] * image.grid[1]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,9 +18,12 @@ from jumok.look.figures.plots import (
     GREY,
     INK,
     SHADES,
-    rotate_long_labels,
+    annotate,
+    create_colormap,
+    label_cells,
     save_figure,
     shorten_words,
+    style_axes,
 )
 from jumok.metrics.classification import CalibrationBin
 
@@ -56,21 +59,10 @@ def draw_confusion_matrix(
     font_size = min(15.0, 72 * cell * 0.24)  # points
 
     def draw(figure: Figure) -> None:
-        from matplotlib.colors import LinearSegmentedColormap
-
         figure.set_size_inches(cell * num_classes, cell * num_classes)  # labels are added when it is saved
         axes = figure.add_axes((0, 0, 1, 1))
-        colormap = LinearSegmentedColormap.from_list("jumok", SHADES)
-        axes.pcolormesh(shares, cmap=colormap, vmin=0, vmax=1, edgecolors="white", linewidth=2 * cell)
-        axes.set(xlim=(0, num_classes), ylim=(num_classes, 0))
-        axes.spines[:].set_visible(False)
-        axes.xaxis.tick_top()
-        axes.xaxis.set_label_position("top")
-        label_size = min(12.0, max(8.5, font_size))
-        axes.tick_params(length=0, pad=4, labelsize=label_size, labelcolor=INK)
-        axes.set_yticks(np.arange(num_classes) + 0.5, labels)
-        axes.set_xticks(np.arange(num_classes) + 0.5, labels)
-        rotate_long_labels(figure, axes, cell)
+        axes.pcolormesh(shares, cmap=create_colormap(SHADES), vmin=0, vmax=1, edgecolors="white", linewidth=2 * cell)
+        label_cells(figure, axes, labels, labels, cell, min(12.0, max(8.5, font_size)), pad=4)
         for row, column in np.argwhere(counts > 0):
             _draw_cell(axes, int(row), int(column), float(shares[row, column]), int(counts[row, column]), font_size)
         _draw_totals(axes, counts, min(9.5, max(6.5, 0.7 * font_size)))
@@ -107,40 +99,17 @@ def draw_reliability_diagram(
         axes = figure.add_axes((0, 0.24, 1, 0.76))
         counts_axes = figure.add_axes((0, 0, 1, 0.19), sharex=axes)
         axes.plot([0, 1], [0, 1], color=GREY, linewidth=1.1, dashes=(4, 3), zorder=1)
-        points = np.array([(calibration_bin.confidence, calibration_bin.accuracy) for calibration_bin in bins])
-        for calibration_bin in bins:
-            colour = (
-                OVERCONFIDENT_COLOUR if calibration_bin.accuracy < calibration_bin.confidence else UNDERCONFIDENT_COLOUR
-            )
-            bottom, height = (
-                sorted((calibration_bin.accuracy, calibration_bin.confidence))[0],
-                abs(calibration_bin.accuracy - calibration_bin.confidence),
-            )
-            axes.bar(
-                calibration_bin.low,
-                height,
-                calibration_bin.high - calibration_bin.low,
-                bottom,
-                align="edge",
-                color=colour,
-                alpha=0.16,
-                linewidth=0,
-                zorder=0,
-            )
-            low, high = _compute_wilson_interval(calibration_bin)
-            axes.plot([calibration_bin.confidence] * 2, [low, high], color=INK, linewidth=0.9, alpha=0.55, zorder=2)
-        axes.plot(*points.T, color=INK, linewidth=1.2, alpha=0.3, zorder=2)
-        axes.plot(
-            *points.T,
-            color=INK,
-            marker="o",
-            markersize=6,
-            linewidth=0,
-            markeredgecolor="white",
-            markeredgewidth=0.8,
-            zorder=3,
-            clip_on=False,
-        )
+        points = [(item.confidence, item.accuracy) for item in bins]
+        for item, point in zip(bins, points, strict=True):
+            colour = OVERCONFIDENT_COLOUR if item.accuracy < item.confidence else UNDERCONFIDENT_COLOUR
+            bar: dict[str, Any] = {"align": "edge", "color": colour, "alpha": 0.16, "linewidth": 0, "zorder": 0}
+            axes.bar(item.low, max(point) - min(point), item.high - item.low, min(point), **bar)
+            interval = _compute_wilson_interval(item)
+            axes.plot([item.confidence] * 2, interval, color=INK, linewidth=0.9, alpha=0.55, zorder=2)
+        x, y = zip(*points, strict=True)
+        axes.plot(x, y, color=INK, linewidth=1.2, alpha=0.3, zorder=2)
+        axes.plot(x, y, color=INK, marker="o", markersize=6, linewidth=0, markeredgecolor="white",
+                  markeredgewidth=0.8, zorder=3, clip_on=False)  # fmt: skip
         axes.set(xlim=(0, 1), ylim=(0, 1))
         _style_axes(axes)
         axes.set_ylabel("accuracy", size=11, color=INK, labelpad=8)
@@ -161,68 +130,26 @@ def _draw_cell(axes: Axes, row: int, column: int, share: float, count: int, size
         axes.text(middle, row + 0.5, f"{count:,}", ha="center", va="center", size=0.8 * size, color=GREY)
         return
     axes.text(middle, row + 0.43, share_text, ha="center", va="center", size=size, color=ink)
-    axes.text(
-        middle,
-        row + 0.72,
-        f"{count:,}",
-        ha="center",
-        va="center",
-        size=max(5.2, 0.68 * size),
-        color=ink,
-        alpha=0.8,
-    )
+    count_size = max(5.2, 0.68 * size)
+    axes.text(middle, row + 0.72, f"{count:,}", ha="center", va="center", size=count_size, color=ink, alpha=0.8)
 
 
 def _draw_totals(axes: Axes, counts: NDArray[np.int64], size: float) -> None:
-    num_classes = len(counts)
+    n = len(counts)
     for i, (num_texts, num_predicted) in enumerate(zip(counts.sum(1), counts.sum(0), strict=True)):
-        axes.annotate(
-            f"{num_texts:,}",
-            (num_classes, i + 0.5),
-            (5, 0),
-            textcoords="offset points",
-            va="center",
-            size=size,
-            color=GREY,
-            annotation_clip=False,
-        )
-        axes.annotate(
-            f"{num_predicted:,}",
-            (i + 0.5, num_classes),
-            (0, -5),
-            textcoords="offset points",
-            va="top",
-            ha="center",
-            size=size,
-            color=GREY,
-            annotation_clip=False,
-        )
+        annotate(axes, f"{num_texts:,}", (n, i + 0.5), (5, 0), va="center", size=size, color=GREY)
+        annotate(axes, f"{num_predicted:,}", (i + 0.5, n), (0, -5), va="top", ha="center", size=size, color=GREY)
 
 
 def _draw_counts(axes: Axes, bins: Sequence[CalibrationBin]) -> None:
     """Draw the number of texts in each bin."""
-    for calibration_bin in bins:
-        axes.bar(
-            calibration_bin.low,
-            calibration_bin.count,
-            calibration_bin.high - calibration_bin.low,
-            align="edge",
-            color="#b9c0cb",
-            edgecolor="white",
-        )
-    largest = max(bins, key=lambda calibration_bin: calibration_bin.count)
-    num_texts = sum(calibration_bin.count for calibration_bin in bins)
+    for item in bins:
+        axes.bar(item.low, item.count, item.high - item.low, align="edge", color="#b9c0cb", edgecolor="white")
+    largest = max(bins, key=lambda item: item.count)
+    num_texts = sum(item.count for item in bins)
     axes.set_ylim(0, 1.35 * largest.count)
-    axes.annotate(
-        f"{largest.count:,}",
-        ((largest.low + largest.high) / 2, largest.count),
-        (0, 2),
-        ha="center",
-        size=8,
-        textcoords="offset points",
-        color=GREY,
-        annotation_clip=False,
-    )
+    middle = (largest.low + largest.high) / 2
+    annotate(axes, f"{largest.count:,}", (middle, largest.count), (0, 2), ha="center", size=8, color=GREY)
     _style_axes(axes)
     axes.grid(visible=False)
     axes.set_yticks([])
@@ -231,21 +158,15 @@ def _draw_counts(axes: Axes, bins: Sequence[CalibrationBin]) -> None:
 
 
 def _style_axes(axes: Axes) -> None:
-    axes.spines[:].set_visible(False)
+    style_axes(axes, grid="both", label_size=10)
     axes.set_facecolor("none")
-    axes.grid(color="#e6e8ec", linewidth=0.8)
-    axes.set_axisbelow(True)
     ticks = np.linspace(0, 1, 6)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.tick_params(length=0, labelsize=10, labelcolor=INK)
 
 
-def _compute_wilson_interval(calibration_bin: CalibrationBin) -> tuple[float, float]:
+def _compute_wilson_interval(item: CalibrationBin) -> tuple[float, float]:
     """Return the 95 % Wilson interval of the accuracy of a bin, valid for few texts and near 0 and 1."""
-    z2 = 1.96**2
-    middle = (calibration_bin.accuracy + z2 / (2 * calibration_bin.count)) / (1 + z2 / calibration_bin.count)
-    spread = calibration_bin.accuracy * (1 - calibration_bin.accuracy) / calibration_bin.count + z2 / (
-        4 * calibration_bin.count**2
-    )
-    half = np.sqrt(z2 * spread) / (1 + z2 / calibration_bin.count)
+    n, accuracy, z2 = item.count, item.accuracy, 1.96**2
+    middle = (accuracy + z2 / (2 * n)) / (1 + z2 / n)
+    half = np.sqrt(z2 * (accuracy * (1 - accuracy) / n + z2 / (4 * n**2))) / (1 + z2 / n)
     return float(middle - half), float(middle + half)

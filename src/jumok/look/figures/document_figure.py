@@ -13,7 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jumok.errors import InputError
-from jumok.look.figures.plots import COLOURS, DOTS_PER_INCH, GOLD, GREY, INK, SHADES, save_figure
+from jumok.look.figures.plots import (
+    COLOURS,
+    DOTS_PER_INCH,
+    GOLD,
+    GREY,
+    INK,
+    SHADES,
+    create_colormap,
+    replace_unprintable,
+    save_figure,
+    to_single_line,
+)
 from jumok.look.viewer.attended_document import AttendedDocument
 from jumok.look.viewer.tiles import FloatArray
 
@@ -119,15 +130,13 @@ class DocumentCanvas:
     """The figure, filled from the top to the bottom."""
 
     def __init__(self, figure: Figure, document: AttendedDocument, is_per_sentence: bool) -> None:
-        from matplotlib.colors import LinearSegmentedColormap
-
         self.figure, self.document, self.is_per_sentence = figure, document, is_per_sentence
         self.glyphs = GlyphCache()
         self.text_left = GUTTER_WIDTH if len(document.sentence_offsets) > 2 else 0.0
         self.axes: Axes = figure.add_axes((0, 0, 1, 1))
         self.axes.set_axis_off()
         self.y = 0.0
-        self.colormap = LinearSegmentedColormap.from_list("jumok", SHADES)
+        self.colormap = create_colormap(SHADES)
         # The same for all hops.
         self.placed_sentences = [self._place_words(s) for s in range(len(document.sentence_offsets) - 1)]
         self.outlines: dict[str, list[tuple[Vertices, PathCodes]]] = {}  # by colour
@@ -159,13 +168,17 @@ class DocumentCanvas:
             if self.text_left:
                 self._draw_bar(float(sentence_weights[s]), float(sentence_weights[s]) / max_sentence_weight)
             max_weight = float(max_weights[s if self.is_per_sentence else 0]) or 1.0
+            previous: PlacedWord | None = None
             for word in placed_words:
                 shade = MAX_SHADE * float(weights[word.word_index]) / max_weight
                 x, y = self.text_left + word.x, self.y + LINE_HEIGHT * word.line
                 self._write_text(x, word.text, "white" if shade > 0.45 else INK, y=y)
                 if shade > 0.01:
-                    boxes.append((x - 1, y, word.width + 2))
+                    # Without a gap before it, the box must not cover the end of the previous word.
+                    padding = 0.0 if previous is not None and _touches(previous, word) else 1.0
+                    boxes.append((x - padding, y, padding + word.width + 1))
                     shades.append(shade)
+                previous = word
             self.y += LINE_HEIGHT * (placed_words[-1].line + 1) + SPACING["sentence"]
         self._draw_shades(boxes, shades, LINE_HEIGHT / 2 - 1.2)
         self._draw_legend(float(weights.max()), document.words[int(weights.argmax())])
@@ -188,13 +201,13 @@ class DocumentCanvas:
         document = self.document
         first, last = document.sentence_offsets[sentence : sentence + 2]
         separators = ["", *document.separators[first + 1 : last]]
-        words = [_replace_unprintable(word) for word in document.words[first:last]]
+        words = [replace_unprintable(word) for word in document.words[first:last]]
         placed = wrap_words(words, separators, self.glyphs.measure_width, TEXT_WIDTH)
         return [replace(word, word_index=first + word.word_index) for word in reorder_bidirectional(placed, TEXT_WIDTH)]
 
     def _truncate(self, text: str, max_width: float) -> str:
         """Return the text on one line, truncated to a width."""
-        text = _replace_unprintable(" ".join(text.split()))[:200]
+        text = to_single_line(text)[:200]
         if self.glyphs.measure_width(text) <= max_width:
             return text
         while text and self.glyphs.measure_width(f"{text}…") > max_width:
@@ -220,15 +233,8 @@ class DocumentCanvas:
     def _draw_shades(self, boxes: Sequence[Box], shades: Sequence[float], half_height: float) -> None:
         from matplotlib.collections import PolyCollection
 
-        polygons = [
-            [
-                (x, y - half_height),
-                (x + width, y - half_height),
-                (x + width, y + half_height),
-                (x, y + half_height),
-            ]
-            for x, y, width in boxes
-        ]
+        corners = ((0, -1), (1, -1), (1, 1), (0, 1))
+        polygons = [[(x + right * width, y + down * half_height) for right, down in corners] for x, y, width in boxes]
         self.axes.add_collection(PolyCollection(polygons, facecolors=self.colormap(shades), lw=0, zorder=0.5))
 
     def _draw_legend(self, max_weight: float, strongest_word: str) -> None:
@@ -240,10 +246,15 @@ class DocumentCanvas:
         if self.is_per_sentence:
             note = "from 0 to the highest weight in the sentence"
         else:
-            word = _replace_unprintable(strongest_word)[:24]
+            word = replace_unprintable(strongest_word)[:24]
             note = f"from 0 to {max_weight:.2g}, the highest weight, “{word}”"
         self._write_text(self.text_left + 68, note, GREY, 0.75)
         self.y += LINE_HEIGHT * 0.8
+
+
+def _touches(previous: PlacedWord, word: PlacedWord) -> bool:
+    """Return whether a word follows the previous one on the same line without a gap."""
+    return previous.line == word.line and abs(previous.x + previous.width - word.x) < 0.5
 
 
 def wrap_words(
@@ -292,9 +303,7 @@ def _reorder_line(
     own_directions = [direction for _, direction in row]
     # A neutral word, like a comma, takes the direction of its neighbours if they agree, else of the line.
     before = list(accumulate(own_directions, lambda previous, direction: direction or previous, initial=base))[1:]
-    after = list(accumulate(reversed(own_directions), lambda previous, direction: direction or previous, initial=base))[
-        :0:-1
-    ]
+    after = list(accumulate(own_directions[::-1], lambda later, direction: direction or later, initial=base))[:0:-1]
     directions = [a if a == b else base for a, b in zip(before, after, strict=True)]
     runs = [list(run) for _, run in groupby(range(len(row)), key=lambda n: directions[n])]
     display_order = [n for run in runs[::base] for n in (run if directions[run[0]] > 0 else run[::-1])]
@@ -328,10 +337,6 @@ def _split_word(word: str, measure: MeasureText, max_width: float) -> Iterator[s
         yield word[:length]
         word = word[length:]
     yield word
-
-
-def _replace_unprintable(word: str) -> str:
-    return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in word)
 
 
 def _get_direction(text: str) -> int:

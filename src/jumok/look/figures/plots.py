@@ -6,10 +6,11 @@ They write an image file and change no setting of matplotlib.
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,8 @@ from jumok.metrics.translation import LengthBin
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.collections import QuadMesh
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
 # From nearly white to dark blue in equal steps of lightness, so that shades are proportional, also in grey.
@@ -32,6 +34,27 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 INK, GREY, GOLD = "#22262e", "#7a818c", "#e8590c"
 DOTS_PER_INCH = 160
 IMAGE_SUFFIXES = (".png", ".svg", ".pdf")
+DrawFunction = Callable[["Figure"], None]
+
+
+class Drawing(ABC):
+    """The checked content of a figure."""
+
+    texts: Sequence[str]  # all that is written in the figure, to choose its fonts
+
+    @abstractmethod
+    def draw(self, figure: Figure) -> None:
+        """Draw the content."""
+
+    def build(self) -> Figure:
+        """Return a figure that the caller saves."""
+        with _open_figure(self.texts) as figure:
+            self.draw(figure)
+        return figure
+
+    def save(self, path: str | Path) -> Path:
+        """Save the figure as a PNG, SVG or PDF file. Returns the path."""
+        return save_figure(self.draw, path, self.texts)
 
 
 def draw_heat_map(
@@ -58,23 +81,18 @@ def draw_heat_map(
     font_size = min(13.0, 72 * 0.62 * cell)  # points
 
     def draw(figure: Figure) -> None:
-        from matplotlib.colors import LinearSegmentedColormap
         from matplotlib.patches import Rectangle
 
         width, height = cell * array.shape[1], cell * array.shape[0]
         figure.set_size_inches(width, height)  # labels are added when it is saved
         axes = figure.add_axes((0, 0, 1, 1))
-        colormap = LinearSegmentedColormap.from_list("jumok", SHADES)
+        # The scale ends at 1, so that maps compare, unless all weights are small.
+        max_weight = float(array.max())
+        scale_max = 1.0 if max_weight > 0.5 else max(max_weight, 1e-6)
         mesh = axes.pcolormesh(
-            array, cmap=colormap, vmin=0, vmax=_get_scale_max(array), edgecolors="white", linewidth=cell * 2
+            array, cmap=create_colormap(SHADES), vmin=0, vmax=scale_max, edgecolors="white", linewidth=cell * 2
         )
-        axes.set(xlim=(0, array.shape[1]), ylim=(array.shape[0], 0))
-        axes.xaxis.tick_top()
-        axes.tick_params(length=0, pad=3, labelsize=font_size, labelcolor=INK)
-        axes.spines[:].set_visible(False)
-        axes.set_yticks(np.arange(len(rows)) + 0.5, rows)
-        axes.set_xticks(np.arange(len(columns)) + 0.5, columns)
-        rotate_long_labels(figure, axes, cell)
+        label_cells(figure, axes, rows, columns, cell, font_size, pad=3)
         for source, target in links:
             outline = Rectangle((source + 0.09, target + 0.09), 0.82, 0.82, fill=False, edgecolor=GOLD)
             outline.set_linewidth(max(0.9, 3.6 * cell))
@@ -82,9 +100,12 @@ def draw_heat_map(
         if title:
             axes.set_title(title, size=font_size + 1.5, color=INK, loc="left", pad=12)
         if links:
-            axes.annotate("□ gold link", (0, len(rows)), (2, -5), textcoords="offset points", va="top",
-                          size=8, color=GOLD, annotation_clip=False)  # fmt: skip
-        _draw_colour_bar(figure, mesh, width, height)
+            annotate(axes, "□ gold link", (0, len(rows)), (2, -5), va="top", size=8, color=GOLD)
+        bar_height = min(height, 2.0)
+        bar_axes = add_panel(figure, width + 0.22, 0, 0.09, bar_height)
+        draw_colour_bar(bar_axes, mesh, 4 if bar_height > 1 else 1)
+        if bar_height > 1:
+            bar_axes.set_ylabel("attention weight", size=8, color=GREY, labelpad=5)
 
     return save_figure(draw, path, [*rows, *columns, title])
 
@@ -116,7 +137,7 @@ def draw_scores_by_length(
         max_score = max(b.score for curve in curves.values() for b in curve)
         axes.set(xlim=(-0.55, len(bins) - 0.45), ylim=(0, max(1.0, 1.08 * max_score)))
         _label_curves(axes, ends)
-        _style_axes(axes, "words in the source sentence", metric, title)
+        _style_curves(axes, "words in the source sentence", metric, title)
         axes.set_xticks(range(len(bins)), [b.label for b in bins])
 
     return save_figure(draw, path, [*curves, metric, title])
@@ -136,30 +157,91 @@ def draw_training_curves(
         ends = []
         for n, (name, points) in enumerate(curves.items()):
             x, y = zip(*points, strict=True)
-            axes.plot(x, y, color=COLOURS[n % len(COLOURS)], marker="o", markersize=4, linewidth=2, zorder=3)
-            ends.append((y[-1], name, COLOURS[n % len(COLOURS)]))
+            colour = COLOURS[n % len(COLOURS)]
+            axes.plot(x, y, color=colour, marker="o", markersize=4, linewidth=2, zorder=3, clip_on=False)
+            ends.append((y[-1], name, colour))
         last_step = max(x for points in curves.values() for x, _ in points)
         max_value = max(y for points in curves.values() for _, y in points)
         axes.set(xlim=(0, last_step), ylim=(0, 1.08 * max_value or 1.0))
         _label_curves(axes, ends)
-        _style_axes(axes, "step", "", title)
+        _style_curves(axes, "step", "", title)
 
     return save_figure(draw, path, [*curves, title])
 
 
-def _style_axes(axes: Axes, x_label: str, y_label: str, title: str) -> None:
+def _style_curves(axes: Axes, x_label: str, y_label: str, title: str) -> None:
     """Style axes so that the curves stand out."""
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(GREY)
-    axes.grid(axis="y", color="#e6e8ec", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0, labelsize=10.5, labelcolor=INK)
+    style_axes(axes, grid="y", label_size=10.5)
+    axes.spines["bottom"].set(visible=True, color=GREY)
     axes.set_xlabel(x_label, size=11, color=INK, labelpad=8)
     axes.set_ylabel(y_label, size=11, color=INK, labelpad=8)
     axes.set_title(title, size=12.5, color=INK, loc="left", pad=16)
 
 
-def save_figure(draw: Callable[[Figure], None], path: str | Path, texts: Sequence[str]) -> Path:
+def style_axes(axes: Axes, *, grid: Literal["x", "y", "both"], label_size: float) -> None:
+    """Replace the frame and the tick marks of axes by light grid lines."""
+    axes.spines[:].set_visible(False)
+    axes.grid(axis=grid, color="#e6e8ec", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, labelsize=label_size, labelcolor=INK)
+
+
+def create_colormap(colours: Sequence[str]) -> LinearSegmentedColormap:
+    """Return a colormap that passes through these colours."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("jumok", colours)
+
+
+def add_panel(figure: Figure, left: float, top: float, width: float, height: float, **options: Any) -> Axes:
+    """Add axes to a figure. All in inches; ``top`` is counted from the upper edge."""
+    figure_width, figure_height = figure.get_size_inches()
+    box = (left / figure_width, 1 - (top + height) / figure_height, width / figure_width, height / figure_height)
+    return figure.add_axes(box, **options)
+
+
+def annotate(axes: Axes, text: str, point: tuple[float, float], offset: tuple[float, float], **style: Any) -> None:
+    """Write a text at an offset in points from a point of the axes, also outside of them."""
+    axes.annotate(text, point, offset, textcoords="offset points", annotation_clip=False, **style)
+
+
+def draw_colour_bar(axes: Axes, cells: ScalarMappable, ticks: int | Sequence[float]) -> None:
+    """Draw a thin colour bar; ``ticks`` are their maximum number or their values."""
+    from matplotlib.ticker import FixedLocator, MaxNLocator
+
+    bar = axes.figure.colorbar(
+        cells, cax=axes, ticks=MaxNLocator(ticks) if isinstance(ticks, int) else FixedLocator(ticks)
+    )
+    bar.outline.set_visible(False)
+    axes.tick_params(length=0, labelsize=8, labelcolor=GREY, pad=3)
+
+
+def label_cells(
+    figure: Figure,
+    axes: Axes,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    cell_inches: float,
+    font_size: float,
+    *,
+    pad: float,
+) -> None:
+    """Label the rows of a map at the left and its columns at the top, rotated if one is wider than its column."""
+    axes.set(xlim=(0, len(columns)), ylim=(len(rows), 0))
+    axes.spines[:].set_visible(False)
+    axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
+    axes.tick_params(length=0, pad=pad, labelsize=font_size, labelcolor=INK)
+    axes.set_yticks(np.arange(len(rows)) + 0.5, rows)
+    axes.set_xticks(np.arange(len(columns)) + 0.5, columns)
+    figure.draw_without_rendering()
+    labels = axes.get_xticklabels()
+    if any(label.get_window_extent().width >= 0.92 * cell_inches * figure.dpi for label in labels):
+        for label in labels:
+            label.set(rotation=52, rotation_mode="anchor", ha="left", va="center")
+
+
+def save_figure(draw: DrawFunction, path: str | Path, texts: Sequence[str]) -> Path:
     """Draw with fonts that have all characters of the texts, and save the figure."""
     path = Path(path)
     with _open_figure(texts) as figure:
@@ -175,15 +257,9 @@ def save_figure(draw: Callable[[Figure], None], path: str | Path, texts: Sequenc
     return path
 
 
-def build_figure(draw: Callable[[Figure], None], texts: Sequence[str]) -> Figure:
-    """Draw a figure that the caller saves."""
-    with _open_figure(texts) as figure:
-        draw(figure)
-    return figure
-
-
-def _open_figure(texts: Sequence[str]) -> AbstractContextManager[Figure]:
-    """Return a context with a figure and matplotlib's default settings, with fonts for all the characters."""
+@contextmanager
+def _open_figure(texts: Sequence[str]) -> Iterator[Figure]:
+    """Create a figure with matplotlib's default settings, and with fonts for all the characters."""
     try:
         from matplotlib import style
         from matplotlib.figure import Figure
@@ -191,14 +267,9 @@ def _open_figure(texts: Sequence[str]) -> AbstractContextManager[Figure]:
         raise MissingExtra('figures need matplotlib, which is not installed: pip install "jumok[look]"') from error
     # Start from matplotlib's defaults, so that no style interferes; a dollar sign in a word is not a formula.
     settings = {"font.family": fonts.find_font_families(texts), "text.parse_math": False}
-
-    @contextmanager
-    def open_figure() -> Iterator[Figure]:
-        with style.context(["default", settings]), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r"Glyph .* missing", UserWarning)  # reported already
-            yield Figure(facecolor="white")
-
-    return open_figure()
+    with style.context(["default", settings]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph .* missing", UserWarning)  # reported already
+        yield Figure(facecolor="white")
 
 
 def check_image_path(path: Path) -> None:
@@ -211,37 +282,13 @@ def _get_image_format(path: Path) -> str:
     return path.suffix.lower().removeprefix(".") if path.suffix.lower() in IMAGE_SUFFIXES else "png"
 
 
-def rotate_long_labels(figure: Figure, axes: Axes, cell_inches: float) -> None:
-    """Rotate the words along the top if one is wider than its column."""
-    figure.draw_without_rendering()
-    words = axes.get_xticklabels()
-    if all(word.get_window_extent().width < 0.92 * cell_inches * figure.dpi for word in words):
-        return
-    for word in words:
-        word.set(rotation=52, rotation_mode="anchor", ha="left", va="center")
-
-
-def _draw_colour_bar(figure: Figure, cells: QuadMesh, width: float, height: float) -> None:
-    """Draw a thin colour bar at the right."""
-    from matplotlib.ticker import MaxNLocator
-
-    bar_height = min(height, 2.0)
-    bar_axes = figure.add_axes((1 + 0.22 / width, 1 - bar_height / height, 0.09 / width, bar_height / height))
-    bar = figure.colorbar(cells, cax=bar_axes, ticks=MaxNLocator(4 if bar_height > 1 else 1))
-    bar.outline.set_visible(False)
-    bar_axes.tick_params(length=0, labelsize=8, labelcolor=GREY, pad=3)
-    if bar_height > 1:
-        bar_axes.set_ylabel("attention weight", size=8, color=GREY, labelpad=5)
-
-
 def _draw_counts(axes: Axes, bins: Sequence[LengthBin]) -> None:
     """Draw the numbers of sentences in a light colour in the lower third."""
     counts = [b.count for b in bins]
     axes.bar(range(len(bins)), counts, width=0.82, color="#eef0f4", zorder=0)
     axes.set_ylim(0, 3 * max(counts))
     for n, count in enumerate(counts):
-        text = f"{count:,}" if n else f"{count:,} sentences"
-        axes.annotate(text, (n, 0), (0, 3), textcoords="offset points", ha="center", size=8, color=GREY)
+        annotate(axes, f"{count:,}" if n else f"{count:,} sentences", (n, 0), (0, 3), ha="center", size=8, color=GREY)
     axes.set_axis_off()
 
 
@@ -257,8 +304,7 @@ def _label_curves(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
             heights[n] -= overlap / 2
             heights[n + 1] += overlap / 2
     for (_, name, colour), y in zip(ends, heights, strict=True):
-        axes.annotate(name, (right, y), (4, 0), textcoords="offset points", va="center",
-                      size=11, color=colour, annotation_clip=False)  # fmt: skip
+        annotate(axes, name, (right, y), (4, 0), va="center", size=11, color=colour)
 
 
 def _merge_bins(curves: Mapping[str, Sequence[LengthBin]]) -> list[LengthBin]:
@@ -296,10 +342,14 @@ def shorten_words(words: Sequence[str]) -> list[str]:
     return [line if len(line) <= 32 else f"{line[:31]}…" for line in lines]
 
 
-def _get_scale_max(weights: NDArray[np.float64]) -> float:
-    """Return the end of the scale: 1, so that maps compare, unless all weights are small."""
-    max_weight = float(weights.max())
-    return 1.0 if max_weight > 0.5 else max(max_weight, 1e-6)
+def to_single_line(text: str) -> str:
+    """Return the text on one line, without control characters."""
+    return replace_unprintable(" ".join(text.split())) or "∅" * bool(text)
+
+
+def replace_unprintable(text: str) -> str:
+    """Replace blanks by spaces and control characters by a visible mark."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text)
 
 
 def _to_array(weights: Tensor | NDArray[np.floating], num_rows: int, num_columns: int) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jumok.errors import InputError
-from jumok.look.figures.plots import COLOURS, GREY, INK, save_figure
+from jumok.look.figures.plots import COLOURS, GREY, INK, save_figure, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,25 +36,13 @@ def draw_style_effects(rows: Sequence[Mapping[str, Any]], path: str | Path, *, t
             is_finite = np.isfinite(values)
             if is_finite.any():
                 axes.axvline(float(values[is_finite].mean()), color=GREY, linewidth=0.8, zorder=1)
-            axes.errorbar(
-                values[is_finite],
-                positions[is_finite],
-                xerr=widths[is_finite],
-                fmt="o",
-                color=COLOURS[i],
-                markersize=5,
-                linewidth=1.6,
-                zorder=2,
-            )
+            axes.errorbar(values[is_finite], positions[is_finite], xerr=widths[is_finite], fmt="o", color=COLOURS[i],
+                          markersize=5, linewidth=1.6, zorder=2)  # fmt: skip
             axes.set_yticks(positions, names if i == 0 else [""] * len(rows))
             axes.set_ylim(-0.7, len(rows) - 0.3)
             axes.set_xlabel(label, color=INK)
-            axes.tick_params(colors=INK, length=0)
-            axes.grid(axis="x", color="#e3e6ea", linewidth=0.8)
-            axes.set_axisbelow(True)
-            for side in ("top", "right", "left"):
-                axes.spines[side].set_visible(False)
-            axes.spines["bottom"].set_color(GREY)
+            style_axes(axes, grid="x", label_size=10)
+            axes.spines["bottom"].set(visible=True, color=GREY)
         if title:
             figure.suptitle(title, color=INK)
         figure.tight_layout()

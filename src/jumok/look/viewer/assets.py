@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
+import html
 import re
 from collections.abc import Sequence
 from importlib.resources import files
 
 # Each script imports only from those before it, so that they can be concatenated.
 SCRIPT_NAMES = (
-    "dom",
-    "colours",
-    "manifest",
-    "token_text",
-    "tiles",
-    "appearance",
-    "map_painter",
-    "map_view",
-    "arcs_view",
-    "heads_view",
-    "text_view",
-    "minimap",
-    "document_weights",
-    "descriptions",
-    "document_view",
-    "overlay",
-    "image_weights",
-    "caption",
-    "thumbnails",
-    "image_view",
-    "alignment",
-    "audio_player",
-    "spectrogram_painter",
-    "style_panel",
-    "speech_view",
-    "pin_panel",
-    "layout",
-    "viewer",
-    "remote",
-)
+    "dom", "colours", "manifest", "token_text", "tiles", "appearance", "map_painter", "map_view", "arcs_view",
+    "heads_view", "text_view", "minimap", "document_weights", "descriptions", "document_view", "overlay",
+    "image_weights", "caption", "thumbnails", "image_view", "alignment", "audio_player", "spectrogram_painter",
+    "style_panel", "speech_view", "pin_panel", "layout", "viewer", "remote",
+)  # fmt: skip
 
 
 @functools.cache
@@ -74,3 +52,23 @@ def join_scripts(scripts: Sequence[str]) -> str:
 def build_style_sheet(*, include_page: bool = False) -> str:
     """Return the style sheet; ``include_page``: with that of a whole page."""
     return read_asset("page.css") + read_asset("viewer.css") if include_page else read_asset("viewer.css")
+
+
+def render_page(title: str, head: str, body: str) -> str:
+    """Render an HTML page; ``title`` is escaped, ``head`` and ``body`` are HTML."""
+    return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{html.escape(title)}</title>
+{head}
+<body>
+{body}
+</body>
+</html>
+"""
+
+
+def build_source_hash(text: str) -> str:
+    """Return the source of a content security policy that allows an inline script or style with this text."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

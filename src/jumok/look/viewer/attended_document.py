@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,10 +18,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from jumok.errors import InputError
-from jumok.look.viewer.tiles import FloatArray, pack
+from jumok.look.viewer.tiles import FloatArray, pack_base64, to_float32_array
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +71,7 @@ class AttendedDocument:
     def get_word_weights(self, hop: int | None = None) -> FloatArray:
         """Return the weights ``(n,)`` of a hop; None: the mean of all."""
         if hop is None:
-            return np.asarray(self.weights.mean(0), np.float32)
+            return np.asarray(self.weights.mean(0, dtype=np.float64), np.float32)
         if not 0 <= hop < self.num_hops:
             raise InputError(f"hop {hop} was requested; there are {self.num_hops}: 0 to {self.num_hops - 1}")
         return np.asarray(self.weights[hop])
@@ -89,35 +87,19 @@ class AttendedDocument:
         sums = np.repeat(np.add.reduceat(weights, self.sentence_offsets[:-1]), np.diff(self.sentence_offsets))
         return np.asarray(weights / np.where(sums > 0, sums, 1), np.float32)
 
-
-def document_to_json(document: AttendedDocument) -> dict[str, Any]:
-    """Return the document as JSON for the viewer; weights are packed exactly as in :mod:`.tiles`."""
-    return {
-        "words": list(document.words),
-        "separators": list(document.separators),
-        "sentence_offsets": [int(offset) for offset in document.sentence_offsets],
-        "num_hops": document.num_hops,
-        "weights": _pack_base64(document.weights),
-        "sentence_weights": None
-        if document.sentence_weights is None
-        else _pack_base64(document.sentence_weights[None]),
-        "class_probabilities": [[label, float(probability)] for label, probability in document.class_probabilities],
-        "label": document.label,
-    }
-
-
-def _pack_base64(cells: FloatArray) -> str:
-    return base64.b64encode(pack(cells, exact=True)).decode()
-
-
-def to_float32_array(weights: Any) -> FloatArray:
-    """Return an array as float32 on the host."""
-    if isinstance(weights, Tensor):
-        weights = weights.detach().cpu().float()
-    try:
-        return np.asarray(weights, np.float32)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"the weights are not an array of numbers ({error})") from error
+    def to_json(self) -> dict[str, Any]:
+        """Return the document as JSON for the viewer; weights are packed exactly as in :mod:`.tiles`."""
+        sentence_weights = self.sentence_weights
+        return {
+            "words": list(self.words),
+            "separators": list(self.separators),
+            "sentence_offsets": [int(offset) for offset in self.sentence_offsets],
+            "num_hops": self.num_hops,
+            "weights": pack_base64(self.weights),
+            "sentence_weights": None if sentence_weights is None else pack_base64(sentence_weights[None]),
+            "class_probabilities": [[label, float(probability)] for label, probability in self.class_probabilities],
+            "label": self.label,
+        }
 
 
 def _check_texts(words: Sequence[str], separators: Sequence[str]) -> None:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jumok.errors import InputError
-
-if TYPE_CHECKING:
-    from jumok.look.viewer.viewer_data import ViewerLayer
 
 ImageRegion = tuple[float, float, float, float]  # left, top, right, bottom
 WHOLE_IMAGE: ImageRegion = (0.0, 0.0, 1.0, 1.0)
@@ -87,39 +83,11 @@ class AttendedImage:
             return "image/webp"
         raise InputError("the image is neither PNG nor JPEG nor WebP; expected the bytes of such a file")
 
-
-def matches_any_layer(image: AttendedImage, layers: Sequence[ViewerLayer]) -> bool:
-    """Return whether the keys of any layer are the patches of the image. Same rule as in manifest.js."""
-    return any(
-        layer.shape[1] == image.num_keys and "causal" not in layer.kind and layer.kind != "channel" for layer in layers
-    )
-
-
-def explain_no_match(image: AttendedImage, layers: Sequence[ViewerLayer]) -> str:
-    """Return an error message that explains why no layer matches the image."""
-    rows, cols = image.grid
-    prefix = f" after {image.num_prefix_keys} other keys" * (image.num_prefix_keys > 0)
-    sizes = ", ".join(f"{layer.name} {layer.shape[1]} ({layer.kind})" for layer in layers[:8])
-    reason = (
-        f"an image of {rows} × {cols} patches{prefix} came, {image.num_keys} keys in all, and the layers "
-        f"have these keys: {sizes}; expected a layer with {image.num_keys} that is neither causal nor over "
-        "channels"
-    )
-    extra = next((n for layer in layers if (n := layer.shape[1] - rows * cols) in range(1, 9)), None)
-    if extra not in (None, image.num_prefix_keys):
-        reason += (
-            f". If {extra} of the keys come before the patches, as a class token does, pass num_prefix_keys={extra}"
-        )
-    return reason
-
-
-def image_to_json(image: AttendedImage) -> dict[str, Any]:
-    """Return the image as JSON."""
-    data = base64.b64encode(image.data).decode()
-    source = f"data:{image.media_type};base64,{data}"
-    return {
-        "source": source,
-        "grid": list(image.grid),
-        "num_prefix_keys": image.num_prefix_keys,
-        "region": list(image.region),
-    }
+    def to_json(self) -> dict[str, Any]:
+        """Return the image as JSON for the viewer."""
+        return {
+            "source": f"data:{self.media_type};base64,{base64.b64encode(self.data).decode()}",
+            "grid": list(self.grid),
+            "num_prefix_keys": self.num_prefix_keys,
+            "region": list(self.region),
+        }

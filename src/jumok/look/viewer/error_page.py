@@ -7,8 +7,6 @@ dark.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 import re
 from collections.abc import Iterator, Sequence
@@ -19,7 +17,9 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from jumok.look.figures.plots import SHADES
+from jumok.look.viewer.assets import build_source_hash, render_page
 from jumok.look.viewer.attended_document import AttendedDocument
+from jumok.look.viewer.tiles import FloatArray
 
 NUM_SHADES = len(SHADES) - 1  # without the lightest
 # Maximum number of words to show; of a longer text, those around the highest weights are shown.
@@ -49,15 +49,9 @@ class MisclassifiedText:
     document: AttendedDocument | None = None  # the attention, if the model has any
 
 
-def compute_word_weights(document: AttendedDocument) -> NDArray[np.float64]:
-    """Return the weight of each word, ``(n,)``: the mean over the hops."""
-    weights: NDArray[np.float64] = np.atleast_2d(np.asarray(document.weights, np.float64)).mean(0)
-    return weights
-
-
 def find_top_words(document: AttendedDocument, num_words: int = NUM_TOP_WORDS) -> list[tuple[str, float]]:
     """Return the words with the highest weights, highest first."""
-    weights = compute_word_weights(document)
+    weights = document.get_word_weights()
     return [(document.words[i], float(weights[i])) for i in np.argsort(-weights, kind="stable")[:num_words]]
 
 
@@ -92,27 +86,19 @@ def render_error_page(examples: Sequence[MisclassifiedText], *, title: str, subt
     legend = f'<p class="key">low {shades} high weight</p>' if has_weights else ""
     items = "\n".join(f"<li>{_render_item(example)}</li>" for example in examples)
     style = _build_style_sheet()
-    style_hash = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return f"""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'sha256-{style_hash}'">
-<title>{_escape_text(title)} · jumok</title>
-<style>{style}</style>
-<body>
-<main>
+    policy = f"default-src 'none'; style-src '{build_source_hash(style)}'"
+    head = f"""<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<style>{style}</style>"""
+    body = f"""<main>
 <h1>{_escape_text(title)}</h1>
 <p class="about">{_escape_text(subtitle)}</p>
 {legend}
 <ol>
 {items}
 </ol>
-</main>
-</body>
-</html>
-"""
+</main>"""
+    return render_page(f"{_replace_controls(title)} · jumok", head, body)
 
 
 def _render_item(example: MisclassifiedText) -> str:
@@ -142,7 +128,7 @@ def _iterate_words(example: MisclassifiedText, max_words: int) -> Iterator[tuple
     """
     document = example.document
     assert document is not None
-    weights = compute_word_weights(document)
+    weights = document.get_word_weights()
     full_weight = max(float(weights.max()), min(1.0, FULL_SHADE_RATIO / len(weights)))
     strengths = np.clip(weights / full_weight, 0, 1)
     is_shown = _select_words(strengths, max_words)
@@ -157,7 +143,7 @@ def _iterate_words(example: MisclassifiedText, max_words: int) -> Iterator[tuple
         yield "…", " ", 0.0
 
 
-def _select_words(strengths: NDArray[np.float64], max_words: int) -> NDArray[np.bool_]:
+def _select_words(strengths: FloatArray, max_words: int) -> NDArray[np.bool_]:
     """Return which words of a text to show: those around the highest weights, up to ``max_words``."""
     if len(strengths) <= max_words:
         return np.ones(len(strengths), np.bool_)

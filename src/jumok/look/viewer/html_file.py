@@ -8,8 +8,6 @@ digits); for longer inputs it contains pooled cells.
 from __future__ import annotations
 
 import base64
-import hashlib
-import html
 import json
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -149,34 +147,21 @@ def _render_page(manifest: Mapping[str, Any], index: Mapping[str, tuple[int, int
         raise AssertionError("the viewer's own files would end their HTML element")
     # Nothing may be loaded, and only this script and this style may run.
     policy = (
-        f"default-src 'none'; script-src 'sha256-{_compute_sha256(script)}'; "
-        f"style-src 'sha256-{_compute_sha256(style)}'; img-src data: blob:; media-src blob:; "
+        f"default-src 'none'; script-src '{assets.build_source_hash(script)}'; "
+        f"style-src '{assets.build_source_hash(style)}'; img-src data: blob:; media-src blob:; "
         "base-uri 'none'; form-action 'none'"
     )
-    title = html.escape(str(manifest["title"]) or "jumok")
-    return f"""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{title} · jumok</title>
-<style>{style}</style>
-<body>
-<main id="viewer"></main>
+    head = f"""<meta http-equiv="Content-Security-Policy" content="{policy}">
+<style>{style}</style>"""
+    body = f"""<main id="viewer"></main>
 <noscript>JavaScript is required to show this map.</noscript>
 <script type="application/json" id="manifest">{_encode_json(manifest)}</script>
 <script type="application/json" id="index">{_encode_json(index)}</script>
 <script type="text/plain" id="tiles">{base64.b64encode(data).decode()}</script>
-<script type="module">{script}</script>
-</body>
-</html>
-"""
+<script type="module">{script}</script>"""
+    return assets.render_page(f"{manifest['title'] or 'jumok'} · jumok", head, body)
 
 
 def _encode_json(value: object) -> str:
     """Encode JSON that cannot end its HTML element, whatever a token contains."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _compute_sha256(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

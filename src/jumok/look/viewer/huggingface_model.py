@@ -75,7 +75,7 @@ def _load_model(folder: Path, device: str) -> tuple[Any, Any]:
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **local)
-        model_class = _model_class(folder, config)
+        model_class = _select_model_class(folder, config)
         _check_reads_text(folder, model_class, config)
         _check_has_tokenizer(folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
@@ -93,7 +93,7 @@ def _load_model(folder: Path, device: str) -> tuple[Any, Any]:
     return model.eval().to(target_device), tokenizer
 
 
-def _model_class(folder: Path, config: Any) -> Any:
+def _select_model_class(folder: Path, config: Any) -> Any:
     """Return the class to load: without a task head if there is one, else the one that was saved."""
     import transformers
 

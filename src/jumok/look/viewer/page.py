@@ -88,31 +88,31 @@ def build_app(
         return Response(manifest, media_type="application/json", headers=SECURITY_HEADERS)
 
     async def get_tile(request: Request) -> Response:
-        try:
-            tile_request = TileRequest.from_mapping(request.query_params)
-            if (data := tiles.get_cached(tile_request)) is None:
-                async with compute_lock:
-                    # The client may have gone while this request waited.
-                    if await request.is_disconnected():
-                        return Response(status_code=499, headers=SECURITY_HEADERS)
-                    data = await to_thread.run_sync(tiles.get_or_compute, tile_request, limiter=limiter)
-        except InputError as error:
-            return JSONResponse({"error": str(error)}, status_code=400, headers=SECURITY_HEADERS)
+        tile_request = TileRequest.from_mapping(request.query_params)
+        if (data := tiles.get_cached(tile_request)) is None:
+            async with compute_lock:
+                # The client may have gone while this request waited.
+                if await request.is_disconnected():
+                    return Response(status_code=499, headers=SECURITY_HEADERS)
+                data = await to_thread.run_sync(tiles.get_or_compute, tile_request, limiter=limiter)
         return Response(data, media_type="application/octet-stream", headers=SECURITY_HEADERS)
 
     async def resynthesize(request: Request) -> Response:
         if len(waiting) >= MAX_WAITING:
-            message = "other requests are waiting for speech synthesis; try again in a moment"
-            return JSONResponse({"error": message}, status_code=503, headers=SECURITY_HEADERS)
+            return build_error(503, "other requests are waiting for speech synthesis; try again in a moment")
         waiting.add(request)
         try:
             payload = await _read_json_body(request)
             new_manifest = await to_thread.run_sync(tiles.resynthesize, payload, limiter=limiter)
-        except InputError as error:
-            return JSONResponse({"error": str(error)}, status_code=400, headers=SECURITY_HEADERS)
         finally:
             waiting.discard(request)
         return Response(_encode_json(new_manifest), media_type="application/json", headers=SECURITY_HEADERS)
+
+    def build_error(status: int, message: str) -> Response:
+        return JSONResponse({"error": message}, status_code=status, headers=SECURITY_HEADERS)
+
+    def handle_input_error(request: Request, error: Exception) -> Response:
+        return build_error(400, str(error))
 
     def build_file_route(path: str, text: str, media_type: str) -> Route:
         async def get_file(request: Request) -> Response:
@@ -128,7 +128,8 @@ def build_app(
             Route("/resynthesize", resynthesize, methods=["POST"]),
             build_file_route("/viewer.js", assets.build_script("boot_page"), "text/javascript"),
             build_file_route("/viewer.css", assets.build_style_sheet(include_page=True), "text/css"),
-        ]
+        ],
+        exception_handlers={InputError: handle_input_error},
     )
 
 
@@ -216,17 +217,9 @@ def _encode_json(manifest: dict[str, Any]) -> bytes:
 
 def _render_page(base_path: str) -> str:
     base = html.escape(base_path, quote=True)
-    return f"""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>jumok</title>
-<link rel="icon" href="data:,">
-<link rel="stylesheet" href="{base}/viewer.css">
-<body>
-<main id="viewer" data-base="{base}"></main>
+    head = f"""<link rel="icon" href="data:,">
+<link rel="stylesheet" href="{base}/viewer.css">"""
+    body = f"""<main id="viewer" data-base="{base}"></main>
 <noscript>JavaScript is required to show these maps.</noscript>
-<script type="module" src="{base}/viewer.js"></script>
-</body>
-</html>
-"""
+<script type="module" src="{base}/viewer.js"></script>"""
+    return assets.render_page("jumok", head, body)

@@ -34,8 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jumok.errors import InputError
-from jumok.look.viewer.attended_document import to_float32_array
-from jumok.look.viewer.tiles import FloatArray
+from jumok.look.viewer.tiles import FloatArray, to_float32_array
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +78,19 @@ class SynthesizedSpeech:
     def duration(self) -> float:
         """The duration of all frames in seconds."""
         return self.num_frames * self.frame_seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the speech as JSON for the viewer; the bands of the spectrogram in order, the lowest first."""
+        low, high = float(self.mel.min()), float(self.mel.max())
+        shades = np.round((self.mel.T - low) * (255 / ((high - low) or 1.0))).astype(np.uint8)  # 8 bits suffice
+        return {
+            "mel": base64.b64encode(shades.tobytes()).decode(),
+            "shape": list(shades.shape),
+            "frames_per_step": self.frames_per_step,
+            "frame_seconds": self.frame_seconds,
+            "note": self.note,
+            "wav": None if self.wav_bytes is None else base64.b64encode(self.wav_bytes).decode(),
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,30 +144,14 @@ class StyleTokenWeights:
                 )
         return [float(weight) for weight in values]
 
-
-def speech_to_json(speech: SynthesizedSpeech) -> dict[str, Any]:
-    """Return the speech as JSON for the viewer; the bands of the spectrogram in order, the lowest first."""
-    low, high = float(speech.mel.min()), float(speech.mel.max())
-    shades = np.round((speech.mel.T - low) * (255 / ((high - low) or 1.0))).astype(np.uint8)  # 8 bits suffice
-    return {
-        "mel": base64.b64encode(shades.tobytes()).decode(),
-        "shape": list(shades.shape),
-        "frames_per_step": speech.frames_per_step,
-        "frame_seconds": speech.frame_seconds,
-        "note": speech.note,
-        "wav": None if speech.wav_bytes is None else base64.b64encode(speech.wav_bytes).decode(),
-    }
-
-
-def style_to_json(style: StyleTokenWeights, *, can_resynthesize: bool) -> dict[str, Any]:
-    """Return the style as JSON for the viewer; ``can_resynthesize``: whether its sliders can be moved."""
-    weights = [[round(float(weight), 6) for weight in head] for head in style.weights]
-    return {
-        "names": list(style.names),
-        "weights": weights,
-        "slider_limit": style.slider_limit,
-        "can_resynthesize": can_resynthesize,
-    }
+    def to_json(self, *, can_resynthesize: bool) -> dict[str, Any]:
+        """Return the style as JSON for the viewer; ``can_resynthesize``: whether its sliders can be moved."""
+        return {
+            "names": list(self.names),
+            "weights": [[round(float(weight), 6) for weight in head] for head in self.weights],
+            "slider_limit": self.slider_limit,
+            "can_resynthesize": can_resynthesize,
+        }
 
 
 def _read_wav_duration(data: bytes) -> float:

@@ -15,6 +15,7 @@ unscaled float32 cells.
 
 from __future__ import annotations
 
+import base64
 import itertools
 import struct
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from jumok.errors import InputError
 
@@ -32,6 +35,7 @@ HEADER = struct.Struct("<IIIf")
 FLOAT16_PEAK = 32768.0  # the largest cell of a float16 response
 
 FloatArray: TypeAlias = NDArray[np.float32]
+WeightArray: TypeAlias = Tensor | NDArray[Any]
 TokenSpan: TypeAlias = tuple[int, int]
 Quantity: TypeAlias = Literal["pooled_map", "weights", "received_weight"]
 
@@ -98,6 +102,16 @@ class TileRequest:
             )
 
 
+def to_float32_array(weights: Any) -> FloatArray:
+    """Return an array, a tensor or nested lists as float32 on the host."""
+    if isinstance(weights, Tensor):
+        return weights.detach().to("cpu", torch.float32).numpy()
+    try:
+        return np.asarray(weights, np.float32)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"the weights are not an array of numbers ({error})") from error
+
+
 def pack(cells: FloatArray, *, exact: bool = False) -> bytes:
     """Pack a two-dimensional array as float16 or, if ``exact``, as float32."""
     rows, cols = cells.shape
@@ -105,6 +119,11 @@ def pack(cells: FloatArray, *, exact: bool = False) -> bytes:
         return HEADER.pack(rows, cols, 1, 1.0) + cells.astype("<f4").tobytes()
     scale = float(cells.max(initial=0.0)) / FLOAT16_PEAK or 1.0
     return HEADER.pack(rows, cols, 0, scale) + (cells / np.float32(scale)).astype("<f2").tobytes()
+
+
+def pack_base64(cells: FloatArray) -> str:
+    """Pack a two-dimensional array exactly, as base64."""
+    return base64.b64encode(pack(cells, exact=True)).decode()
 
 
 def unpack(data: bytes) -> FloatArray:

@@ -12,26 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from jumok.errors import InputError
-from jumok.look.viewer.attended_document import AttendedDocument, document_to_json
-from jumok.look.viewer.attended_image import AttendedImage, explain_no_match, image_to_json, matches_any_layer
-from jumok.look.viewer.synthesized_speech import (
-    StyleTokenWeights,
-    SynthesizedSpeech,
-    speech_to_json,
-    style_to_json,
-)
-from jumok.look.viewer.tiles import FloatArray, TileRequest, pack
+from jumok.look.viewer.attended_document import AttendedDocument
+from jumok.look.viewer.attended_image import AttendedImage
+from jumok.look.viewer.synthesized_speech import StyleTokenWeights, SynthesizedSpeech
+from jumok.look.viewer.tiles import FloatArray, TileRequest, WeightArray, pack, to_float32_array
 
 MANIFEST_FORMAT = 2
-WeightArray: TypeAlias = Tensor | NDArray[Any]
 
 
 class WeightSource(Protocol):
@@ -62,6 +54,40 @@ class ViewerLayer:
     row_labels: Sequence[str] | None = None
     col_labels: Sequence[str] | None = None
 
+    def __post_init__(self) -> None:
+        num_queries, num_keys = self.shape
+        if min(self.shape) < 1 or not self.heads:
+            raise InputError(
+                f"{self.name} has {num_queries} queries, {num_keys} keys and {len(self.heads)} heads; "
+                "expected at least one of each"
+            )
+        for axis, labels, length in (("rows", self.row_labels, num_queries), ("cols", self.col_labels, num_keys)):
+            if labels is not None and len(labels) != length:
+                raise InputError(f"{self.name}: {len(labels)} {axis} texts came for {length} tokens; expected one each")
+
+    @property
+    def row_texts(self) -> list[str]:
+        """The labels of the queries, or their numbers."""
+        return list(map(str, range(self.shape[0])) if self.row_labels is None else self.row_labels)
+
+    @property
+    def col_texts(self) -> list[str]:
+        """The labels of the keys, or their numbers."""
+        return list(map(str, range(self.shape[1])) if self.col_labels is None else self.col_labels)
+
+    def compute_weights(self, head: int) -> FloatArray:
+        """Return all weights of a head ``(Q, K)``."""
+        num_queries, num_keys = self.shape
+        return to_float32_array(self.source.weights(head, slice(0, num_queries), slice(0, num_keys)))
+
+    def covers_image(self, image: AttendedImage) -> bool:
+        """Return whether the keys are the patches of the image. Same rule as in manifest.js."""
+        return self.shape[1] == image.num_keys and "causal" not in self.kind and self.kind != "channel"
+
+    def covers_speech(self, speech: SynthesizedSpeech) -> bool:
+        """Return whether the queries are the steps of the speech. Same rule as in manifest.js."""
+        return self.shape[0] == speech.num_steps and self.kind != "channel"
+
 
 @dataclass(frozen=True, eq=False)
 class ViewerData:
@@ -83,11 +109,9 @@ class ViewerData:
                 "viewer data without layers came; expected at least one attention layer "
                 "(ViewerData.from_document builds one from the weights of a document)"
             )
-        for layer in self.layers:
-            _check_layer(layer)
-        if self.image is not None and not matches_any_layer(self.image, self.layers):
-            raise InputError(explain_no_match(self.image, self.layers))
-        if self.speech is not None and not _has_speech_layer(self.layers, self.speech):
+        if self.image is not None and not any(layer.covers_image(self.image) for layer in self.layers):
+            raise InputError(_explain_missing_layer(self.image, self.layers))
+        if self.speech is not None and not any(layer.covers_speech(self.speech) for layer in self.layers):
             sizes = ", ".join(f"{layer.name} {layer.shape[0]}" for layer in self.layers[:8])
             raise InputError(
                 f"a spectrogram of {self.speech.num_frames} frames, {self.speech.frames_per_step} a step, "
@@ -102,9 +126,9 @@ class ViewerData:
     def with_layers(self, layers: Sequence[ViewerLayer]) -> ViewerData:
         """Return the data with other layers; without the image or the speech if no layer matches any more."""
         dropped: dict[str, Any] = {}
-        if self.image is not None and not matches_any_layer(self.image, layers):
+        if self.image is not None and not any(layer.covers_image(self.image) for layer in layers):
             dropped |= {"image": None}
-        if self.speech is not None and not _has_speech_layer(layers, self.speech):
+        if self.speech is not None and not any(layer.covers_speech(self.speech) for layer in layers):
             dropped |= {"speech": None, "style": None, "resynthesize": None}
         return replace(self, layers=tuple(layers), **dropped)
 
@@ -127,12 +151,10 @@ class ViewerData:
             size, num_heads, num_queries, num_keys = layer.shape
             if not 0 <= batch < size:
                 raise InputError(f"batch={batch} came; {layer.name} has {size} sequences: 0 to {size - 1}")
-            rows, cols = (
-                _get_labels(layer, "query_tokens", batch, row_labels),
-                _get_labels(layer, "key_tokens", batch, col_labels),
-            )
-            if layer.kind == "channel":  # its axes are not tokens
-                rows = cols = None
+            rows = cols = None
+            if layer.kind != "channel":  # the axes of a channel map are not tokens
+                rows = _get_labels(layer, "query_tokens", batch, row_labels)
+                cols = _get_labels(layer, "key_tokens", batch, col_labels)
             layers.append(
                 ViewerLayer(
                     name=layer.name,
@@ -178,9 +200,8 @@ class ViewerData:
         """Build it from a text with its weights, which are a layer too: rows are hops, columns are words."""
         shape = (document.num_hops, len(document.words))
         rows = [f"hop {n}" for n in range(document.num_hops)]
-        layer = ViewerLayer(
-            "attention", "pooling", shape, (0,), ArrayWeightSource(document.weights), rows, document.words
-        )
+        source = ArrayWeightSource(document.weights)
+        layer = ViewerLayer("attention", "pooling", shape, (0,), source, rows, document.words)
         return cls((layer,), title, label, document=document)
 
 
@@ -252,11 +273,10 @@ def build_manifest(viewer_data: Sequence[ViewerData]) -> dict[str, Any]:
     def store_texts(words: Sequence[str] | None) -> int | None:
         if words is None:
             return None
-        key = tuple(words)
-        if key not in indices:
-            indices[key] = len(texts)
-            texts.append(list(key))
-        return indices[key]
+        index = indices.setdefault(tuple(words), len(texts))
+        if index == len(texts):
+            texts.append(list(words))
+        return index
 
     items = [
         {
@@ -268,16 +288,16 @@ def build_manifest(viewer_data: Sequence[ViewerData]) -> dict[str, Any]:
                     "shape": list(layer.shape),
                     "heads": list(layer.heads),
                     "has_mean": len(layer.heads) > 1,
-                    "row_labels": store_texts(layer.row_labels and layer.row_labels[: layer.shape[0]]),
-                    "col_labels": store_texts(layer.col_labels and layer.col_labels[: layer.shape[1]]),
+                    "row_labels": store_texts(layer.row_labels),
+                    "col_labels": store_texts(layer.col_labels),
                     "finest_zoom": 0,  # more than 0 only in a saved file of a long map
                 }
                 for layer in item.layers
             ],
-            "image": item.image and image_to_json(item.image),
-            "speech": item.speech and speech_to_json(item.speech),
-            "style": item.style and style_to_json(item.style, can_resynthesize=item.resynthesize is not None),
-            "document": item.document and document_to_json(item.document),
+            "image": item.image and item.image.to_json(),
+            "speech": item.speech and item.speech.to_json(),
+            "style": item.style and item.style.to_json(can_resynthesize=item.resynthesize is not None),
+            "document": item.document and item.document.to_json(),
         }
         for n, item in enumerate(viewer_data)
     ]
@@ -295,29 +315,21 @@ def answer_request(viewer_data: Sequence[ViewerData], request: TileRequest) -> b
             f"{', '.join(map(str, layer.heads[:64]))}"
         )
     heads = layer.heads if request.head is None else (request.head,)
-    cells = to_float32_array(_compute_head(layer, heads[0], request))
+    cells = _compute_cells(layer, heads[0], request)
     for head in heads[1:]:
-        cells = cells + to_float32_array(_compute_head(layer, head, request))
+        cells = cells + _compute_cells(layer, head, request)
     return pack(cells / np.float32(len(heads)) if len(heads) > 1 else cells, exact=request.quantity == "weights")
 
 
-def to_float32_array(weights: WeightArray) -> FloatArray:
-    """Return the weights as float32 on the host."""
-    if isinstance(weights, Tensor):
-        return weights.detach().to("cpu", torch.float32).numpy()
-    return np.asarray(weights, np.float32)
-
-
-def _compute_head(layer: ViewerLayer, head: int, request: TileRequest) -> WeightArray:
+def _compute_cells(layer: ViewerLayer, head: int, request: TileRequest) -> FloatArray:
     rows, cols = slice(*request.rows), slice(*request.cols)
     if request.quantity == "pooled_map":
-        return layer.source.pooled_map(head, rows, cols, request.size)
+        return to_float32_array(layer.source.pooled_map(head, rows, cols, request.size))
     if request.quantity == "weights":
-        return layer.source.weights(head, rows, cols)
+        return to_float32_array(layer.source.weights(head, rows, cols))
     num_queries = layer.shape[0]
-    return to_float32_array(layer.source.received_weight(head, slice(0, num_queries)))[None, cols] / np.float32(
-        num_queries
-    )
+    received = to_float32_array(layer.source.received_weight(head, slice(0, num_queries)))
+    return received[None, cols] / np.float32(num_queries)
 
 
 def _get_item(items: Sequence[Any], index: int, name: str) -> Any:
@@ -344,20 +356,19 @@ def _get_labels(layer: Any, name: str, batch: int, labels: Sequence[str] | None)
     return texts
 
 
-def _has_speech_layer(layers: Sequence[ViewerLayer], speech: SynthesizedSpeech) -> bool:
-    """Return whether the queries of a layer are the steps of the speech. Same rule as in manifest.js."""
-    return any(layer.shape[0] == speech.num_steps and layer.kind != "channel" for layer in layers)
-
-
-def _check_layer(layer: ViewerLayer) -> None:
-    if min(layer.shape) < 1 or not layer.heads:
-        raise InputError(
-            f"{layer.name} has {layer.shape[0]} queries, {layer.shape[1]} keys and {len(layer.heads)} heads; "
-            "expected at least one of each"
-        )
-    for axis, texts, length in (
-        ("rows", layer.row_labels, layer.shape[0]),
-        ("cols", layer.col_labels, layer.shape[1]),
-    ):
-        if texts is not None and len(texts) != length:
-            raise InputError(f"{layer.name}: {len(texts)} {axis} texts came for {length} tokens; expected one each")
+def _explain_missing_layer(image: AttendedImage, layers: Sequence[ViewerLayer]) -> str:
+    """Return an error message that explains why no layer matches the image."""
+    rows, cols = image.grid
+    prefix = f" after {image.num_prefix_keys} other keys" * (image.num_prefix_keys > 0)
+    sizes = ", ".join(f"{layer.name} {layer.shape[1]} ({layer.kind})" for layer in layers[:8])
+    reason = (
+        f"an image of {rows} × {cols} patches{prefix} came, {image.num_keys} keys in all, and the layers "
+        f"have these keys: {sizes}; expected a layer with {image.num_keys} that is neither causal nor over "
+        "channels"
+    )
+    extra = next((n for layer in layers if (n := layer.shape[1] - rows * cols) in range(1, 9)), None)
+    if extra in (None, image.num_prefix_keys):
+        return reason
+    return (
+        f"{reason}. If {extra} of the keys come before the patches, as a class token does, pass num_prefix_keys={extra}"
+    )

@@ -17,7 +17,7 @@ import numpy as np
 
 from jumok.errors import InputError
 from jumok.look.capture.axis_tokens import SPACE_MARK
-from jumok.look.viewer.viewer_data import ArrayWeightSource, ViewerData, ViewerLayer, to_float32_array
+from jumok.look.viewer.viewer_data import ArrayWeightSource, ViewerData, ViewerLayer
 
 MAX_TOKENS = 2048  # along each axis: all weights are computed
 WORDPIECE_PREFIX = "##"  # WordPiece's mark of a token that continues a word
@@ -55,17 +55,11 @@ def _merge_layer(layer: ViewerLayer) -> ViewerLayer:
         raise InputError(
             f"{layer.name} has {num_rows} × {num_cols} tokens; words are merged up to {MAX_TOKENS}: show tokens"
         )
-    rows, cols = list(layer.row_labels)[:num_rows], list(layer.col_labels)[:num_cols]
+    rows, cols = layer.row_labels, layer.col_labels
     row_starts, col_starts = find_word_starts(rows), find_word_starts(cols)
     tokens_per_row = np.diff([*row_starts, num_rows])[:, None]
-    whole = slice(0, num_rows), slice(0, num_cols)
     merged = [
-        np.add.reduceat(
-            np.add.reduceat(to_float32_array(layer.source.weights(head, *whole)), row_starts, 0),
-            col_starts,
-            1,
-        )
-        / tokens_per_row
+        np.add.reduceat(np.add.reduceat(layer.compute_weights(head), row_starts, 0), col_starts, 1) / tokens_per_row
         for head in layer.heads
     ]
     return replace(

@@ -21,7 +21,6 @@ from jumok.data.readers.classification import ClassificationExample, LabelSet
 from jumok.files import atomic_write, remove_atomically, write_text
 from jumok.look.viewer.error_page import (
     MisclassifiedText,
-    compute_word_weights,
     format_for_terminal,
     render_error_page,
 )
@@ -105,7 +104,7 @@ def _format_error_line(error: MisclassifiedText) -> str:
         "probability": round(error.probability, 6),
     }
     if error.document is not None:
-        weights = compute_word_weights(error.document)
+        weights = error.document.get_word_weights()
         content["words"] = [
             [word, float(f"{weight:.4g}")] for word, weight in zip(error.document.words, weights, strict=True)
         ]
