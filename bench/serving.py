@@ -21,7 +21,6 @@ import argparse
 import asyncio
 import collections
 import importlib.util
-import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -306,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     count, clients, seconds = chosen.sentences, chosen.clients, chosen.seconds
     if chosen.quick:
         count, clients, seconds = 24, 4, min(seconds, 2.0)
-    texts = [pair.english for pair in itertools.islice(english_korean.generate_pairs(77, count), count)]
+    texts = [pair.english for pair in english_korean.read_pairs("test", count)]
     plan = Plan(run, texts, clients, seconds, min(chosen.hold, seconds))
     report.head |= {"model": asdict(run.recipe.model), "beam_size": BEAM}
     for name in SECTIONS if chosen.section == "all" else [chosen.section]:

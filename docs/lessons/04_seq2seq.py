@@ -14,7 +14,7 @@
 # # Seq2seq: from one vector to looking back
 #
 # A recurrent model reads an English sentence and writes a Korean one. First everything it has read must fit into one vector.
-# Then it may look back. This lesson trains both on the spot, on sentences that a built-in grammar makes up, and takes apart
+# Then it may look back. This lesson trains both on the spot, on built-in sentences that a grammar generated, and takes apart
 # what happens at one step, between which words it looks, and what that does to long sentences.
 #
 # Seven small models are trained: four to five minutes on two cores the first time; they are kept in `runs/lessons`.
@@ -23,7 +23,7 @@
 # # 시퀀스 투 시퀀스: 벡터 하나에서 되돌아보기까지
 #
 # 순환 모델이 영어 문장을 읽고 한국어 문장을 씁니다. 처음에는 읽은 것을 모두 벡터 하나에 담아야 합니다. 그다음에는 되돌아볼 수 있게 합니다.
-# 이번 강의에서는 두 모델을 그 자리에서 학습해 봅니다. 문장은 내장된 문법이 만들어 냅니다. 한 단계에서 무슨 일이 일어나는지,
+# 이번 강의에서는 두 모델을 그 자리에서 학습해 봅니다. 문장은 문법으로 생성한 내장 데이터입니다. 한 단계에서 무슨 일이 일어나는지,
 # 어느 단어와 어느 단어 사이를 보는지, 그것이 긴 문장을 어떻게 바꾸는지 하나씩 뜯어봅니다.
 #
 # 작은 모델 일곱 개를 학습합니다. 처음에는 코어 두 개로 4~5분 걸리고, 그다음부터는 `runs/lessons`에 보관된 것을 씁니다.

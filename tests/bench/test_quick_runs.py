@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
-import itertools
 import json
 import random
 from collections.abc import Callable
@@ -259,7 +258,7 @@ def test_serving(run_bench: RunBench, tmp_path: Path) -> None:
 def both_directions(tmp_path_factory: pytest.TempPathFactory, train_translator: TrainTranslator) -> list[Run]:
     """Two barely trained translators, with eleven manually aligned pairs."""
     folder = tmp_path_factory.mktemp("align")
-    pairs = list(itertools.islice(english_korean.generate_pairs(3, 200, max_words=7), 200))
+    pairs = [pair for pair in english_korean.read_pairs("train", 2000) if len(pair.english.split()) <= 7][:200]
     for name, some in (("train", pairs[11:]), ("gold", pairs[:11])):
         text = "".join(f"{pair.english}\t{pair.korean}\n" for pair in some)
         (folder / f"{name}.tsv").write_text(f"en\tko\n{text}", encoding="utf-8")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from docs_parts import ROOT
 
-from jumok.data.builtin.english_korean import generate_pairs
+from jumok.data.builtin.english_korean import read_pairs
 from jumok.tasks.translate.config import TranslationDataConfig
 
 FILE = ROOT / "examples" / "own_model.py"
@@ -13,8 +13,8 @@ FILE = ROOT / "examples" / "own_model.py"
 
 def test_it_trains_translates_and_can_be_seen(tmp_path: Path, capsys: object) -> None:
     table = tmp_path / "my.tsv"
-    pairs = dict.fromkeys((pair.english, pair.korean) for pair in generate_pairs(seed=3, count=150, max_words=6))
-    table.write_text("".join(f"{english}\t{korean}\n" for english, korean in pairs), encoding="utf-8")
+    pairs = [pair for pair in read_pairs("valid", 1000) if len(pair.english.split()) <= 6][:150]
+    table.write_text("".join(f"{pair.english}\t{pair.korean}\n" for pair in pairs), encoding="utf-8")
     spec = importlib.util.spec_from_file_location("own_model", FILE)
     assert spec is not None
     own = importlib.util.module_from_spec(spec)

@@ -102,7 +102,7 @@ def _build_examples(data_source: object) -> list[dict[str, str]]:
         return []
     from jumok.data.builtin import english_korean
 
-    return [{"text": pair.english} for pair in english_korean.make_splits(test=NUM_EXAMPLES).test]
+    return [{"text": pair.english} for pair in english_korean.read_pairs("test", NUM_EXAMPLES)]
 
 
 class _TranslationListener:

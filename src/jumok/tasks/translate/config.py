@@ -38,7 +38,7 @@ class TranslationDataConfig:
     on_error: OnError = "stop"  # skip: leave invalid pairs out and count them
     max_tokens: int = 256  # pairs with a longer side are left out of training
     held_out_size: int = 1000  # number of pairs in each split that is held out
-    builtin_size: int = 100_000  # number of training pairs of the built-in corpus
+    builtin_size: int = 100_000  # number of training pairs of the built-in corpus, at most 100,000
     # Also concatenate neighbouring pairs, up to this many, so that training has longer sentences.
     max_concatenated_pairs: int = 1
     packing: AutoBool = "auto"  # concatenate sentences instead of padding; auto: where that is faster

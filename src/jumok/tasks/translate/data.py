@@ -26,7 +26,7 @@ from jumok.tasks.base import DatasetSplit
 from jumok.tasks.config import DataSource
 from jumok.tasks.translate.config import BUILTIN_CORPUS, TranslationDataConfig
 
-GRAMMAR_VERSION = 1  # of the built-in corpus; a new number means that tokenized data is rebuilt
+BUILTIN_VERSION = 1  # of the built-in corpus; a new number means that tokenized data is rebuilt
 
 
 @dataclass(frozen=True)
@@ -143,13 +143,8 @@ class TranslationData:
         skipped = SkippedExamples()
         return TranslationSplit(name, list(corpus.read(skipped)), skipped)
 
-    @property
-    def _builtin_splits(self) -> english_korean.SentenceSplits:
-        size = self.config.held_out_size
-        return english_korean.make_splits(train=self.config.builtin_size, valid=size, test=size)
-
     def _load_builtin_split(self, name: Literal["valid", "test"]) -> TranslationSplit:
-        pairs = list(self._builtin_splits.valid if name == "valid" else self._builtin_splits.test)
+        pairs = list(english_korean.read_pairs(name, self.config.held_out_size))
         examples = [
             TranslationExample(pair.english, pair.korean, f"{BUILTIN_CORPUS}:{number}")
             for number, pair in enumerate(pairs, 1)
@@ -158,9 +153,10 @@ class TranslationData:
         return TranslationSplit(name, examples, gold_alignments=alignments)
 
     def _open_builtin_corpus(self) -> ParallelCorpus:
-        pairs = self._builtin_splits.train
+        size = self.config.builtin_size
         return ParallelCorpus.from_pairs(
-            f"{pairs!r}, grammar {GRAMMAR_VERSION}", lambda: ((pair.english, pair.korean) for pair in pairs)
+            f"{BUILTIN_CORPUS} {BUILTIN_VERSION}, {size} pairs",
+            lambda: ((pair.english, pair.korean) for pair in english_korean.read_pairs("train", size)),
         )
 
     def _write_held_out(self, corpus: ParallelCorpus, fraction: float) -> None:
