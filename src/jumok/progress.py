@@ -74,10 +74,7 @@ class ProgressMeter:
         start_time, start_count, start_fraction = self._start
         seconds = max(time.monotonic() - start_time, 1e-6)
         speed = (num_done - start_count) / seconds
-        parts = [
-            f"{num_done:,} {self.unit}",
-            f"{speed:,.0f} a second" if speed >= 10 else f"{speed:.2g} a second",
-        ]
+        parts = [f"{num_done:,} {self.unit}", f"{speed:,.0f} a second" if speed >= 10 else f"{speed:.2g} a second"]
         if fraction is not None and fraction > start_fraction:
             seconds_left = max(seconds * (1 - fraction) / (fraction - start_fraction), 0)
             parts += [f"{min(fraction, 1):.0%}", f"{format_duration(seconds_left)} left"]

@@ -120,33 +120,16 @@ def test_links_of_given_pairs_in_and_out_of_files(jumok: Callable[..., Said], ho
     said = jumok("align", "runs/bahdanau", "pairs.tsv", "--gold-alignments", "gold")
     assert said.status == 0, said.err
     found = said.out.splitlines()
-    assert [sorted(int(link.partition("-")[2]) for link in line.split()) for line in found] == [
-        [0, 1, 2],
-        [0, 1],
-        [0],
-    ]
+    assert [sorted(int(link.partition("-")[2]) for link in line.split()) for line in found] == [[0, 1, 2], [0, 1], [0]]
     assert "links by layer 0, mean of heads, " in said.err
     assert "links: alignment error rate 0." in said.err
     written = jumok(
-        "align",
-        "runs/bahdanau",
-        "pairs.tsv",
-        "--out",
-        "links.txt",
-        "--no-alignment-shift",
-        "--alignment-head",
-        "0",
+        "align", "runs/bahdanau", "pairs.tsv", "--out", "links.txt", "--no-alignment-shift", "--alignment-head", "0"
     )
     assert written.out == ""
     plain = (home / "links.txt").read_text(encoding="utf-8").splitlines()
     typed = jumok(
-        "align",
-        "runs/bahdanau",
-        "-",
-        "--no-alignment-shift",
-        "--alignment-head",
-        "mean",
-        stdin="\n".join(lines),
+        "align", "runs/bahdanau", "-", "--no-alignment-shift", "--alignment-head", "mean", stdin="\n".join(lines)
     )
     assert typed.out.splitlines() == plain
 
@@ -273,10 +256,7 @@ def test_stopped_before_the_first_step_it_says_how_to_go_on(
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr("jumok.tasks.training.train", lambda *_: (signal.raise_signal(number), time.sleep(5)))
     said = jumok("train", "bahdanau", *SMALL, "--out", "stopped")
-    assert (said.status, said.err) == (
-        status,
-        "jumok: stopped; run the same command again to resume\n",
-    )
+    assert (said.status, said.err) == (status, "jumok: stopped; run the same command again to resume\n")
     assert signal.getsignal(signal.SIGTERM) == before
 
 

@@ -150,8 +150,7 @@ def numbers() -> Run:
 def test_an_exported_folder_has_a_readme_whose_lines_run(numbers: Run, tmp_path: Path) -> None:
     folder = tmp_path / "exported"
     done = CliRunner().invoke(
-        cli_app.app,
-        ["export", str(numbers.folder), str(folder), "--format", "ctranslate2", "--quantization", "int8"],
+        cli_app.app, ["export", str(numbers.folder), str(folder), "--format", "ctranslate2", "--quantization", "int8"]
     )
     assert done.exit_code == 0, done.output
     readme = (folder / "README.md").read_text(encoding="utf-8")

@@ -21,14 +21,7 @@ from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 from jumok.errors import InputError
 from jumok.export.bert import export_bert, load_bert
 from jumok.export.safetensors_converter import convert_to_safetensors
-from jumok.models.bert import (
-    Bert,
-    BertClassifier,
-    BertConfig,
-    BertPretrainingModel,
-    BertSpanExtractor,
-    BertTagger,
-)
+from jumok.models.bert import Bert, BertClassifier, BertConfig, BertPretrainingModel, BertSpanExtractor, BertTagger
 
 WORDS = 23
 SMALL = BertConfig(width=14, num_layers=2, num_heads=2, feed_forward_width=19, max_positions=13, dropout=0.25)
@@ -69,10 +62,7 @@ MODELS = {
 }
 LOGITS = {
     "BertModel": {"hidden": "last_hidden_state", "pooled": "pooler_output"},
-    "BertForPreTraining": {
-        "word_logits": "prediction_logits",
-        "next_sentence_logits": "seq_relationship_logits",
-    },
+    "BertForPreTraining": {"word_logits": "prediction_logits", "next_sentence_logits": "seq_relationship_logits"},
     "BertForMaskedLM": {"word_logits": "logits"},
     "BertForNextSentencePrediction": {"next_sentence_logits": "logits"},
     "BertForSequenceClassification": {"logits": "logits"},
@@ -234,11 +224,7 @@ def rewrite(folder: Path, change: Any) -> None:
 def said(folder: Path, kind: str) -> None:
     """It is read, and says what the model says that it was made of."""
     with torch.inference_mode():
-        same(
-            load_bert(folder, "cpu").model(IDS, attention_mask=MASK),
-            theirs(kind)(IDS, attention_mask=MASK),
-            kind,
-        )
+        same(load_bert(folder, "cpu").model(IDS, attention_mask=MASK), theirs(kind)(IDS, attention_mask=MASK), kind)
 
 
 def old_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

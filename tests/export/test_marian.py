@@ -201,10 +201,7 @@ def test_an_export_that_fails_leaves_the_earlier_one(tmp_path: Path, monkeypatch
     ("model", "told"),
     [
         (Transformer(dataclasses.replace(SMALL, norm="pre"), SOURCE, TARGET), "model.norm='pre'"),
-        (
-            ConvolutionalSeq2Seq(ConvolutionalConfig(embedding_width=4, width=4), SOURCE, TARGET),
-            "Convolutional",
-        ),
+        (ConvolutionalSeq2Seq(ConvolutionalConfig(embedding_width=4, width=4), SOURCE, TARGET), "Convolutional"),
     ],
     ids=["pre-norm", "convolutional"],
 )

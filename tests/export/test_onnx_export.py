@@ -22,14 +22,7 @@ from jumok.export.bert import load_bert
 from jumok.export.export_folder import create_export_folder
 from jumok.export.onnx import encoder_graphs, graphs, recurrent
 from jumok.inference.onnx_engine import OnnxDecoderModel
-from jumok.models.bert import (
-    Bert,
-    BertClassifier,
-    BertConfig,
-    BertPretrainingModel,
-    BertSpanExtractor,
-    BertTagger,
-)
+from jumok.models.bert import Bert, BertClassifier, BertConfig, BertPretrainingModel, BertSpanExtractor, BertTagger
 from jumok.models.convolutional import ConvolutionalConfig, ConvolutionalSeq2Seq
 from jumok.models.hierarchical import HierarchicalAttentionNetwork, HierarchicalConfig
 from jumok.models.self_attentive import SelfAttentiveClassifier, SelfAttentiveConfig

@@ -138,9 +138,7 @@ def test_gzipped_and_large_it_streams(
     monkeypatch.setattr(line_io, "decode_lines", counted)
     monkeypatch.setattr(resumable_output, "ResumableOutput", Counted)
     batch_inference.run_inference(
-        InferenceJob(bahdanau, TranslationOptions(beam_size=1), device="cpu"),
-        str(path),
-        tmp_path / "out.jsonl",
+        InferenceJob(bahdanau, TranslationOptions(beam_size=1), device="cpu"), str(path), tmp_path / "out.jsonl"
     )
     assert (len(ahead), max(ahead)) == (41, 7)
 
@@ -206,9 +204,7 @@ def test_a_command_that_is_killed_goes_on_to_the_same_lines(bahdanau: Run, tmp_p
     inside = batch_inference.InferenceWorker.predict_lines
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            batch_inference.InferenceWorker,
-            "predict_lines",
-            lambda *given: (asked.append(given[2]), inside(*given))[1],
+            batch_inference.InferenceWorker, "predict_lines", lambda *given: (asked.append(given[2]), inside(*given))[1]
         )
         batch_inference.run_inference(job, str(tmp_path / "in.txt"), tmp_path / "out.txt")
     assert noted % 1024 == 0
@@ -255,9 +251,7 @@ def test_without_ray_the_command_that_installs_it_is_told(
     (tmp_path / "in.txt").write_text("a\n")
     with pytest.raises(MissingExtra, match=r'pip install "jumok\[ray\]"'):
         batch_inference.run_inference(
-            InferenceJob(bahdanau, TranslationOptions(), engine="ray"),
-            str(tmp_path / "in.txt"),
-            None,
+            InferenceJob(bahdanau, TranslationOptions(), engine="ray"), str(tmp_path / "in.txt"), None
         )
 
 

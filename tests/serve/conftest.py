@@ -56,12 +56,7 @@ WORDS = [
     "data.held_out_size=9",
     "train.device=cpu",
 ]
-WORDS += [
-    "train.batch_tokens=1024",
-    "train.max_epochs=1",
-    "train.tensorboard=false",
-    "train.validate_every=1000",
-]
+WORDS += ["train.batch_tokens=1024", "train.max_epochs=1", "train.tensorboard=false", "train.validate_every=1000"]
 
 
 @pytest.fixture(scope="session")
@@ -85,10 +80,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "classify": ("classify", {"train": table}),
         "pairs": ("classify", {"train": pairs, "pair_column": "other"}),
         "tag": ("tag", {"train": tags, "tag_scheme": "iob1"}),
-        "answer": (
-            "answer",
-            {"train": tasks_labelled.squad(root / "squad.json", articles), "window_stride": 16},
-        ),
+        "answer": ("answer", {"train": tasks_labelled.squad(root / "squad.json", articles), "window_stride": 16}),
     }
     for name, (task, named) in data.items():
         made[name] = tasks_labelled.trained(
@@ -115,11 +107,7 @@ def predictors(runs: dict[str, Path]) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def services(predictors: dict[str, Any]) -> dict[str, Any]:
     """The same, to be served."""
-    tasks = {name: name for name in predictors} | {
-        "fill-mask": "pretrain",
-        "pairs": "classify",
-        "words": "classify",
-    }
+    tasks = {name: name for name in predictors} | {"fill-mask": "pretrain", "pairs": "classify", "words": "classify"}
     return {name: get_service_type(tasks[name])(one, RequestLimits()) for name, one in predictors.items()}
 
 

@@ -46,18 +46,7 @@ class Server:
 @pytest.fixture(scope="module")
 def server(runs: dict[str, Path]) -> Iterator[Server]:
     """All runs, served by the command."""
-    words = [
-        sys.executable,
-        "-m",
-        "jumok",
-        "serve",
-        "--port",
-        "0",
-        "--device",
-        "cpu",
-        "--max-batch-delay-ms",
-        "0",
-    ]
+    words = [sys.executable, "-m", "jumok", "serve", "--port", "0", "--device", "cpu", "--max-batch-delay-ms", "0"]
     named = [f"{name}={folder}" for name, folder in runs.items()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen([*words, *named], stdout=subprocess.PIPE, text=True, env=environment) as process:

@@ -282,11 +282,7 @@ def test_figures_count(services: dict[str, Any]) -> None:
         (b'{"text": "a", "beam_size": 2, "n_best": 3}', 422, "n_best 3 needs a beam of at least 3"),
         (b'{"text": "a", "n_best": 5000}', 413, "n_best"),
         (b'{"text": "a", "alignments": 1}', 422, "alignments"),
-        (
-            b'{"text": "' + b"a " * 15_000 + b'"}',
-            413,
-            "30,000 characters; this server accepts at most 20,000",
-        ),
+        (b'{"text": "' + b"a " * 15_000 + b'"}', 413, "30,000 characters; this server accepts at most 20,000"),
         (b'{"text": "' + b"a" * 2_000_000 + b'"}', 413, "1,048,576 bytes"),
     ],
     ids=lambda value: repr(value[:40]) if isinstance(value, bytes) else "",

@@ -101,13 +101,7 @@ def test_turned_and_see_through_pictures_and_large_ones(client: TestClient, capt
     turned.save(file, "PNG", exif=exif)
     wide = np.full((300, 1200, 4), 128, np.uint8)
     large = np.full((2000, 3000, 3), 77, np.uint8)
-    for data in (
-        file.getvalue(),
-        file_of(wide),
-        file_of(large),
-        file_of(SCENE[:1, :1]),
-        file_of(SCENE[..., 0]),
-    ):
+    for data in (file.getvalue(), file_of(wide), file_of(large), file_of(SCENE[:1, :1]), file_of(SCENE[..., 0])):
         got = client.post("/caption", content=data, headers=PNG)
         assert got.json()["caption"] == captioner.caption(data).caption
     assert client.post("/caption", content=file.getvalue(), headers=PNG).json()["caption"] == (
@@ -242,8 +236,7 @@ def test_bad_requests_are_refused_with_words(client: TestClient, body: Any, stat
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "image/gif"],
+    "kind", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "image/gif"]
 )
 def test_what_a_page_from_elsewhere_could_send_is_not_read(client: TestClient, kind: str) -> None:
     got = client.post("/caption", content=GOOD, headers={"Content-Type": kind})

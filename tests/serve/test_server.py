@@ -312,12 +312,7 @@ def test_where_all_connections_are_busy_more_are_refused(serving: Any, echo: Ech
 
 @pytest.mark.parametrize(
     ("soft", "hard", "raised", "connections"),
-    [
-        (1024, 1024, 1024, 384),
-        (1024, 1 << 20, 4736, 4096),
-        (1 << 16, 1 << 20, 1 << 16, 4096),
-        (64, 64, 64, 1),
-    ],
+    [(1024, 1024, 1024, 384), (1024, 1 << 20, 4736, 4096), (1 << 16, 1 << 20, 1 << 16, 4096), (64, 64, 64, 1)],
 )
 def test_open_files_limit_connections(
     monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: int, connections: int

@@ -26,8 +26,7 @@ def export(
     verify: Annotated[
         bool,
         typer.Option(
-            help="Translate validation data with both engines and compare the results.",
-            rich_help_panel=CTRANSLATE2,
+            help="Translate validation data with both engines and compare the results.", rich_help_panel=CTRANSLATE2
         ),
     ] = True,
 ) -> None:

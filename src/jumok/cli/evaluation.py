@@ -7,14 +7,7 @@ from typing import Annotated
 
 import typer
 
-from jumok.cli.options import (
-    CLASSIFICATION,
-    INPUT_OUTPUT,
-    BeamSizeOption,
-    DeviceOption,
-    RunArgument,
-    SplitOption,
-)
+from jumok.cli.options import CLASSIFICATION, INPUT_OUTPUT, BeamSizeOption, DeviceOption, RunArgument, SplitOption
 from jumok.cli.terminal import build_console
 from jumok.errors import InputError
 
@@ -52,8 +45,7 @@ def evaluate(
 
 def compare(
     runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN", help="Run folders. The first is compared with each of the others."),
+        list[Path], typer.Argument(metavar="RUN", help="Run folders. The first is compared with each of the others.")
     ],
     split: SplitOption = "test",
     out: Annotated[

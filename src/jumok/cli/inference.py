@@ -28,8 +28,7 @@ def predict(
     text: Annotated[
         str | None,
         typer.Argument(
-            metavar="INPUT",
-            help="Text or file. For a captioner: image or folder. Defaults to standard input.",
+            metavar="INPUT", help="Text or file. For a captioner: image or folder. Defaults to standard input."
         ),
     ] = None,
     out: Annotated[
@@ -40,49 +39,37 @@ def predict(
         ),
     ] = None,
     as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Write one JSON object per line.", rich_help_panel=INPUT_OUTPUT),
+        bool, typer.Option("--json", help="Write one JSON object per line.", rich_help_panel=INPUT_OUTPUT)
     ] = False,
     on_error: OnErrorOption = "stop",
     overwrite: Annotated[
         bool,
         typer.Option(
-            "--overwrite",
-            help="Overwrite existing output instead of resuming.",
-            rich_help_panel=INPUT_OUTPUT,
+            "--overwrite", help="Overwrite existing output instead of resuming.", rich_help_panel=INPUT_OUTPUT
         ),
     ] = False,
     attention_map: Annotated[
         Path | None,
         typer.Option(
-            help="Draw the attention of the first line into this file (.png, .svg, .pdf).",
-            rich_help_panel=INPUT_OUTPUT,
+            help="Draw the attention of the first line into this file (.png, .svg, .pdf).", rich_help_panel=INPUT_OUTPUT
         ),
     ] = None,
     alignments: Annotated[
         bool,
-        typer.Option(
-            "--alignments",
-            help="Append word alignments, for example 0-0 1-2.",
-            rich_help_panel=INPUT_OUTPUT,
-        ),
+        typer.Option("--alignments", help="Append word alignments, for example 0-0 1-2.", rich_help_panel=INPUT_OUTPUT),
     ] = False,
     n_best: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            help="Number of predictions per line, best first. Defaults to 1.",
-            rich_help_panel=INPUT_OUTPUT,
+            min=1, help="Number of predictions per line, best first. Defaults to 1.", rich_help_panel=INPUT_OUTPUT
         ),
     ] = None,
     beam_size: BeamSizeOption = None,
     sample: Annotated[
-        bool | None,
-        typer.Option("--sample", help="Sample instead of searching.", rich_help_panel=TEXT_GENERATION),
+        bool | None, typer.Option("--sample", help="Sample instead of searching.", rich_help_panel=TEXT_GENERATION)
     ] = None,
     temperature: Annotated[
-        float | None,
-        typer.Option(help="Sampling temperature. Defaults to 1.", rich_help_panel=TEXT_GENERATION),
+        float | None, typer.Option(help="Sampling temperature. Defaults to 1.", rich_help_panel=TEXT_GENERATION)
     ] = None,
     top_k: Annotated[
         int | None,
@@ -100,8 +87,7 @@ def predict(
         ),
     ] = None,
     seed: Annotated[
-        int | None,
-        typer.Option(help="Random seed for sampling. Defaults to 1.", rich_help_panel=TEXT_GENERATION),
+        int | None, typer.Option(help="Random seed for sampling. Defaults to 1.", rich_help_panel=TEXT_GENERATION)
     ] = None,
     style_audio: StyleAudioOption = None,
     style_weights: StyleWeightsOption = None,
@@ -159,20 +145,17 @@ def align(
         ),
     ],
     out: Annotated[
-        Path | None,
-        typer.Option(help="Output file. Defaults to standard output.", rich_help_panel=INPUT_OUTPUT),
+        Path | None, typer.Option(help="Output file. Defaults to standard output.", rich_help_panel=INPUT_OUTPUT)
     ] = None,
     on_error: OnErrorOption = "stop",
     reverse_run: Annotated[
-        Path | None,
-        typer.Option(help="Run folder of the model for the opposite direction.", rich_help_panel=ALIGNMENT),
+        Path | None, typer.Option(help="Run folder of the model for the opposite direction.", rich_help_panel=ALIGNMENT)
     ] = None,
     alignment_layer: Annotated[
         str, typer.Option(help="Decoder layer, counted from 0, or auto.", rich_help_panel=ALIGNMENT)
     ] = "auto",
     alignment_head: Annotated[
-        str,
-        typer.Option(help="Attention head, counted from 0, or mean, or auto.", rich_help_panel=ALIGNMENT),
+        str, typer.Option(help="Attention head, counted from 0, or mean, or auto.", rich_help_panel=ALIGNMENT)
     ] = "auto",
     alignment_shift: Annotated[
         bool | None,
@@ -190,15 +173,12 @@ def align(
         ),
     ] = None,
     gold_alignments: Annotated[
-        str | None,
-        typer.Option(help="File of manual alignments to score against.", rich_help_panel=SCORING),
+        str | None, typer.Option(help="File of manual alignments to score against.", rich_help_panel=SCORING)
     ] = None,
     gold_target_first: Annotated[
         bool,
         typer.Option(
-            "--gold-target-first",
-            help="The manual alignments are written target first.",
-            rich_help_panel=SCORING,
+            "--gold-target-first", help="The manual alignments are written target first.", rich_help_panel=SCORING
         ),
     ] = False,
     device: DeviceOption = "auto",

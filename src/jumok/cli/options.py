@@ -28,36 +28,29 @@ RunArgument: TypeAlias = Annotated[Path, typer.Argument(metavar="RUN", help="Run
 BeamSizeOption: TypeAlias = Annotated[
     int | None,
     typer.Option(
-        min=1,
-        help="Beam size. 1 means greedy search. Defaults to the recipe's value.",
-        rich_help_panel=TEXT_GENERATION,
+        min=1, help="Beam size. 1 means greedy search. Defaults to the recipe's value.", rich_help_panel=TEXT_GENERATION
     ),
 ]
 StyleAudioOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Use the speaking style of this recording.", rich_help_panel=SPEECH),
+    str | None, typer.Option(metavar="FILE", help="Use the speaking style of this recording.", rich_help_panel=SPEECH)
 ]
 StyleWeightsOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        metavar="TOKEN=WEIGHT,…",
-        help="Weights of the style tokens, for example 3=0.4,5=0.3.",
-        rich_help_panel=SPEECH,
+        metavar="TOKEN=WEIGHT,…", help="Weights of the style tokens, for example 3=0.4,5=0.3.", rich_help_panel=SPEECH
     ),
 ]
 SplitOption: TypeAlias = Annotated[Literal["test", "valid"], typer.Option(help="Data split.", rich_help_panel=DATA)]
 OnErrorOption: TypeAlias = Annotated[
     Literal["stop", "skip"],
     typer.Option(
-        help="What to do with invalid input: stop, or skip it and write an empty line.",
-        rich_help_panel=INPUT_OUTPUT,
+        help="What to do with invalid input: stop, or skip it and write an empty line.", rich_help_panel=INPUT_OUTPUT
     ),
 ]
 DeviceOption: TypeAlias = Annotated[
     str,
     typer.Option(
-        help="Device: auto, cpu, cuda, cuda:1, … auto uses a GPU if there is one.",
-        rich_help_panel=COMPUTATION,
+        help="Device: auto, cpu, cuda, cuda:1, … auto uses a GPU if there is one.", rich_help_panel=COMPUTATION
     ),
 ]
 

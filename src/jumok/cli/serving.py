@@ -15,24 +15,17 @@ AUTH_TOKEN_VARIABLE = "JUMOK_AUTH_TOKEN"
 
 # The defaults equal those of ServerLimits and RequestLimits, which are too slow to import here.
 def serve(
-    runs: Annotated[
-        list[str],
-        typer.Argument(metavar="RUN", help="Run folders. NAME=RUN sets the name of a model."),
-    ],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Run folders. NAME=RUN sets the name of a model.")],
     host: Annotated[
-        str,
-        typer.Option(help="Address to listen on. 0.0.0.0 listens on all interfaces.", rich_help_panel=NETWORK),
+        str, typer.Option(help="Address to listen on. 0.0.0.0 listens on all interfaces.", rich_help_panel=NETWORK)
     ] = "127.0.0.1",
     port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, help="Port to listen on. 0 selects a free port.", rich_help_panel=NETWORK),
+        int, typer.Option(min=0, max=65535, help="Port to listen on. 0 selects a free port.", rich_help_panel=NETWORK)
     ] = 8000,
     auth_token: Annotated[
         str | None,
         typer.Option(
-            envvar=AUTH_TOKEN_VARIABLE,
-            help="Require this bearer token on every request.",
-            rich_help_panel=NETWORK,
+            envvar=AUTH_TOKEN_VARIABLE, help="Require this bearer token on every request.", rich_help_panel=NETWORK
         ),
     ] = None,
     max_queue_tokens: Annotated[
@@ -46,11 +39,7 @@ def serve(
     ] = 65536,
     max_batch_tokens: Annotated[
         int,
-        typer.Option(
-            min=1,
-            help="Maximum number of tokens in a batch, including padding.",
-            rich_help_panel=BATCHING,
-        ),
+        typer.Option(min=1, help="Maximum number of tokens in a batch, including padding.", rich_help_panel=BATCHING),
     ] = 4096,
     max_batch_delay_ms: Annotated[
         float,
@@ -77,9 +66,7 @@ def serve(
     max_decode_tokens: Annotated[
         int,
         typer.Option(
-            min=1,
-            help="Maximum cost of a translation: source tokens times beam size.",
-            rich_help_panel=LIMITS,
+            min=1, help="Maximum cost of a translation: source tokens times beam size.", rich_help_panel=LIMITS
         ),
     ] = 4096,
     max_image_bytes: Annotated[
@@ -89,30 +76,19 @@ def serve(
         int, typer.Option(min=1, help="Maximum number of pixels of an image.", rich_help_panel=LIMITS)
     ] = 24_000_000,
     max_speech_chars: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Maximum length of a text to synthesize, in characters.",
-            rich_help_panel=LIMITS,
-        ),
+        int, typer.Option(min=1, help="Maximum length of a text to synthesize, in characters.", rich_help_panel=LIMITS)
     ] = 2_000,
     timeout: Annotated[
-        float,
-        typer.Option(min=0.001, help="Maximum time in seconds to answer a request.", rich_help_panel=LIMITS),
+        float, typer.Option(min=0.001, help="Maximum time in seconds to answer a request.", rich_help_panel=LIMITS)
     ] = 60.0,
     shutdown_timeout: Annotated[
         float,
-        typer.Option(
-            min=0,
-            help="Time in seconds to finish running requests at shutdown.",
-            rich_help_panel=LIMITS,
-        ),
+        typer.Option(min=0, help="Time in seconds to finish running requests at shutdown.", rich_help_panel=LIMITS),
     ] = 30.0,
     engine: Annotated[
         Literal["torch", "ctranslate2", "onnx"],
         typer.Option(
-            help="Inference engine. ctranslate2 is for Transformers that translate.",
-            rich_help_panel=COMPUTATION,
+            help="Inference engine. ctranslate2 is for Transformers that translate.", rich_help_panel=COMPUTATION
         ),
     ] = "torch",
     device: DeviceOption = "auto",

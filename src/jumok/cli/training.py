@@ -19,16 +19,14 @@ from jumok.errors import InputError
 
 def train(
     recipe: Annotated[
-        str,
-        typer.Argument(metavar="RECIPE", help="Name of a recipe (see `jumok recipes`) or a YAML file."),
+        str, typer.Argument(metavar="RECIPE", help="Name of a recipe (see `jumok recipes`) or a YAML file.")
     ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Override recipe settings, for example train.max_steps=500."),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Run folder. Defaults to a folder under runs/.", rich_help_panel=INPUT_OUTPUT),
+        Path | None, typer.Option(help="Run folder. Defaults to a folder under runs/.", rich_help_panel=INPUT_OUTPUT)
     ] = None,
 ) -> None:
     """Train a model. If the run folder already exists, resume training."""
@@ -69,8 +67,7 @@ def get_dataset(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the data set.")],
     out: Annotated[Path | None, typer.Option(help="Folder to download to. Defaults to JUMOK_DATA, or data/.")] = None,
     mirror: Annotated[
-        str | None,
-        typer.Option(help="URL or folder to copy the files from instead of the original source."),
+        str | None, typer.Option(help="URL or folder to copy the files from instead of the original source.")
     ] = None,
 ) -> None:
     """Download a public data set and verify its checksums."""

@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jumok.cli.options import (
-    INPUT_OUTPUT,
-    NETWORK,
-    VIEW,
-    DeviceOption,
-    StyleAudioOption,
-    StyleWeightsOption,
-)
+from jumok.cli.options import INPUT_OUTPUT, NETWORK, VIEW, DeviceOption, StyleAudioOption, StyleWeightsOption
 from jumok.errors import InputError
 from jumok.files import check_not_input
 
@@ -34,17 +27,14 @@ def look(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write an .html file or a figure instead of starting the viewer.",
-            rich_help_panel=INPUT_OUTPUT,
+            help="Write an .html file or a figure instead of starting the viewer.", rich_help_panel=INPUT_OUTPUT
         ),
     ] = None,
     layer: Annotated[
-        str | None,
-        typer.Option(help="With --out: name of the layer. * matches any characters.", rich_help_panel=VIEW),
+        str | None, typer.Option(help="With --out: name of the layer. * matches any characters.", rich_help_panel=VIEW)
     ] = None,
     head: Annotated[
-        int | None,
-        typer.Option(min=0, help="With --out: attention head, counted from 0.", rich_help_panel=VIEW),
+        int | None, typer.Option(min=0, help="With --out: attention head, counted from 0.", rich_help_panel=VIEW)
     ] = None,
     knock_out: Annotated[
         list[str] | None,
@@ -55,8 +45,7 @@ def look(
         ),
     ] = None,
     whole_words: Annotated[
-        bool,
-        typer.Option("--whole-words", help="Merge subword tokens into words.", rich_help_panel=VIEW),
+        bool, typer.Option("--whole-words", help="Merge subword tokens into words.", rich_help_panel=VIEW)
     ] = False,
     style_audio: StyleAudioOption = None,
     style_weights: StyleWeightsOption = None,

@@ -27,14 +27,7 @@ from jumok.devices import move_to_device
 from jumok.errors import InputError
 from jumok.export.export_folder import create_export_folder, write_json
 from jumok.files import check_symlinks, read_json
-from jumok.models.bert import (
-    Bert,
-    BertClassifier,
-    BertConfig,
-    BertPretrainingModel,
-    BertSpanExtractor,
-    BertTagger,
-)
+from jumok.models.bert import Bert, BertClassifier, BertConfig, BertPretrainingModel, BertSpanExtractor, BertTagger
 from jumok.training.weights import get_weights, read_safetensors, write_safetensors
 
 # Names of Hugging Face: of the modules of the model, of the modules of each layer, and of the heads.

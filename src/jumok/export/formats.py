@@ -12,12 +12,7 @@ FORMAT_NAMES = ("hf", "ctranslate2", "onnx")
 
 
 def export_run(
-    run: Run,
-    output_folder: Path,
-    format_name: str = "hf",
-    *,
-    quantization: str | None = None,
-    compare: bool = True,
+    run: Run, output_folder: Path, format_name: str = "hf", *, quantization: str | None = None, compare: bool = True
 ) -> str | None:
     """Export a run to a new folder in another format. Returns a report for the user, if there is one.
 

@@ -58,12 +58,7 @@ class CTranslate2TranslationPredictor(TranslationPredictor):
     length_limit_reason = "is run by CTranslate2 (with --engine torch, there is no limit)"
 
     def __init__(
-        self,
-        run: Run,
-        folder: Path,
-        device: str = "auto",
-        compute_type: str = "auto",
-        digest: str | None = None,
+        self, run: Run, folder: Path, device: str = "auto", compute_type: str = "auto", digest: str | None = None
     ) -> None:
         run_digest = digest or engines.compute_run_digest(run)
         self.engine = _open_translator(folder, device, compute_type)

@@ -58,11 +58,7 @@ def read_chunks(text: str | None, *, skip_invalid: bool = False) -> Iterator[Ite
 
 
 def predict_isolating_errors(
-    predict: Callable[[list[str], int], Iterable[T]],
-    lines: list[str],
-    first_number: int,
-    *,
-    skip_invalid: bool = False,
+    predict: Callable[[list[str], int], Iterable[T]], lines: list[str], first_number: int, *, skip_invalid: bool = False
 ) -> Iterator[T | InputError]:
     """Yield the predictions for lines, numbered from ``first_number``, even if one of them is invalid.
 
@@ -216,10 +212,7 @@ def open_output(path: Path | None) -> Iterator[Callable[[str], None]]:
         with open_for_writing(path, "w", encoding="utf-8", newline="\n") as file:
             yield lambda line: _print_line(line, file, path)
         return
-    with (
-        atomic_write(path.resolve()) as temporary,
-        temporary.open("w", encoding="utf-8", newline="\n") as file,
-    ):
+    with atomic_write(path.resolve()) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
         yield lambda line: print(line, file=file)
 
 

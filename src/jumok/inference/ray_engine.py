@@ -92,13 +92,7 @@ class RayCluster:
         rows = self._ray_data.range(num_chunks, override_num_blocks=num_blocks).map_batches(
             RayWorker,
             batch_size=1,
-            fn_constructor_args=(
-                self._job,
-                self._path,
-                offsets,
-                self._num_chunks_done,
-                line_io.LINES_PER_CHUNK,
-            ),
+            fn_constructor_args=(self._job, self._path, offsets, self._num_chunks_done, line_io.LINES_PER_CHUNK),
             compute=self._ray_data.ActorPoolStrategy(min_size=1, max_size=max_workers),
             **({"num_gpus": 1} if num_gpus else {"num_cpus": 1}),
         )
@@ -114,12 +108,7 @@ class RayWorker:
     """A worker with the interface of Ray Data: chunk numbers in, results as JSON out."""
 
     def __init__(
-        self,
-        job: InferenceJob,
-        path: Path,
-        chunk_offsets: array[int],
-        num_chunks_done: int,
-        lines_per_chunk: int,
+        self, job: InferenceJob, path: Path, chunk_offsets: array[int], num_chunks_done: int, lines_per_chunk: int
     ) -> None:
         self._worker, self._path, self._chunk_offsets = InferenceWorker(job), path, chunk_offsets
         self._num_chunks_done, self._lines_per_chunk = num_chunks_done, lines_per_chunk

@@ -23,14 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from jumok.errors import InputError
-from jumok.files import (
-    add_filename_to_errors,
-    atomic_write,
-    fsync_path,
-    open_for_writing,
-    read_json,
-    remove_atomically,
-)
+from jumok.files import add_filename_to_errors, atomic_write, fsync_path, open_for_writing, read_json, remove_atomically
 
 FORMAT_VERSION = 2
 PART_SUFFIX = ".part"

@@ -37,22 +37,12 @@ from jumok.inference.engines import RunChangedError
 from jumok.serve import request_parsing, web_page
 from jumok.serve.admission import AdmissionControl, TaskRoute
 from jumok.serve.attention_pages import AttentionPages
-from jumok.serve.errors import (
-    ClientDisconnectedError,
-    OverloadedError,
-    RequestTimeoutError,
-    ServerClosingError,
-)
+from jumok.serve.errors import ClientDisconnectedError, OverloadedError, RequestTimeoutError, ServerClosingError
 from jumok.serve.limits import ServerLimits
 from jumok.serve.metrics import CLIENT_CLOSED_REQUEST, MetricsMiddleware, ServerMetrics
 from jumok.serve.request_guard import RequestGuard
 from jumok.serve.request_handler import INTERNAL_ERROR_MESSAGE, RequestHandler
-from jumok.serve.responses import (
-    JSON_MEDIA_TYPE,
-    ResponseMiddleware,
-    build_error_response,
-    build_overload_response,
-)
+from jumok.serve.responses import JSON_MEDIA_TYPE, ResponseMiddleware, build_error_response, build_overload_response
 from jumok.serve.served_model import ServedModel, SizeEstimator
 from jumok.tasks.api import RequestTooLarge, TaskService, format_request_error
 
@@ -82,10 +72,7 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     413: {"model": ErrorResponse, "description": "The request exceeds a limit of this server."},
     415: {"model": ErrorResponse, "description": "Unsupported media type."},
     422: {"model": ErrorResponse, "description": "A field is invalid, or the input cannot be read."},
-    503: {
-        "model": ErrorResponse,
-        "description": "The server is overloaded; Retry-After gives the time to wait.",
-    },
+    503: {"model": ErrorResponse, "description": "The server is overloaded; Retry-After gives the time to wait."},
     504: {"model": ErrorResponse, "description": "The request timed out."},
 }
 
@@ -275,12 +262,7 @@ def _add_status_endpoints(app: FastAPI, models: Sequence[ServedModel], metrics: 
             model.batcher.check_capacity()
         return JSONResponse({"status": "ready"})
 
-    @app.get(
-        "/metrics",
-        summary="Prometheus metrics.",
-        operation_id="metrics",
-        response_class=PlainTextResponse,
-    )
+    @app.get("/metrics", summary="Prometheus metrics.", operation_id="metrics", response_class=PlainTextResponse)
     async def collect_metrics() -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 

@@ -173,12 +173,7 @@ class Batcher:
     ) -> BatchJob:
         """Add a request to the queue, or raise OverloadedError or ServerClosingError immediately."""
         job = BatchJob(
-            payload,
-            num_tokens,
-            batch_function,
-            batch_key,
-            asyncio.get_running_loop().create_future(),
-            on_partial,
+            payload, num_tokens, batch_function, batch_key, asyncio.get_running_loop().create_future(), on_partial
         )
         with self._condition:
             self.check_capacity(num_tokens)

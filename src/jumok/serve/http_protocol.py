@@ -20,8 +20,7 @@ from jumok.serve.responses import JSON_MEDIA_TYPE, SECURITY_HEADERS
 CONTENT_LENGTH_PATTERN = re.compile(rb"\ncontent-length:([^\r]*)", re.IGNORECASE)
 # Headers that change how a request is parsed, and line endings that parsers treat differently.
 UNUSUAL_HEADER_PATTERN = re.compile(
-    rb"(?<!\r)\n|\n[ \t]|\ncontent-length[ \t]|\n(?:transfer-encoding|connection|expect|upgrade)[ \t]*:",
-    re.IGNORECASE,
+    rb"(?<!\r)\n|\n[ \t]|\ncontent-length[ \t]|\n(?:transfer-encoding|connection|expect|upgrade)[ \t]*:", re.IGNORECASE
 )
 MAX_FAST_REFUSAL_BODY_BYTES = 1 << 20  # of a rejected body that is read and discarded
 TOO_MANY_CONNECTIONS_MESSAGE = "too many connections; try again in 1 s"
@@ -158,11 +157,7 @@ class LimitedHttpProtocol(H11Protocol):
         self._bytes_to_discard = length - len(body)
         self.admission.count_refusal(path)
         content = json.dumps({"error": message}).encode()
-        headers = [
-            *SECURITY_HEADERS.items(),
-            ("content-type", JSON_MEDIA_TYPE),
-            ("content-length", len(content)),
-        ]
+        headers = [*SECURITY_HEADERS.items(), ("content-type", JSON_MEDIA_TYPE), ("content-length", len(content))]
         lines = "".join(f"{name}: {value}\r\n" for name, value in [*headers, ("retry-after", retry_after)])
         date = b"".join(b"%s: %s\r\n" % pair for pair in self.server_state.default_headers)
         return b"HTTP/1.1 503 Service Unavailable\r\n%s%s\r\n%s" % (date, lines.encode(), content)

@@ -48,10 +48,7 @@ class ServerMetrics:
             "jumok_processed_tokens", "Number of tokens processed.", ["model"], registry=self.registry
         )
         self._pending_tokens = Gauge(
-            "jumok_pending_tokens",
-            "Number of tokens in the queue and in progress.",
-            ["model"],
-            registry=self.registry,
+            "jumok_pending_tokens", "Number of tokens in the queue and in progress.", ["model"], registry=self.registry
         )
         self._queued_requests = Gauge(
             "jumok_queued_requests", "Number of requests in the queue.", ["model"], registry=self.registry

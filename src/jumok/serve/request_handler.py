@@ -66,11 +66,7 @@ class RequestHandler:
             has_news.set()
 
         job = model.batcher.submit(
-            model.predict,
-            payload,
-            num_tokens,
-            batch_key=model.service.get_batch_key(payload),
-            on_partial=on_partial,
+            model.predict, payload, num_tokens, batch_key=model.service.get_batch_key(payload), on_partial=on_partial
         )
 
         async def events() -> AsyncIterator[str]:

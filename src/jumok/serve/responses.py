@@ -21,9 +21,7 @@ def build_error_response(status: int, message: str, **headers: str) -> JSONRespo
     return JSONResponse({"error": message.encode(errors="replace").decode()}, status, {**SECURITY_HEADERS, **headers})
 
 
-def build_overload_response(
-    error: OverloadedError | RequestTimeoutError | ServerClosingError,
-) -> JSONResponse:
+def build_overload_response(error: OverloadedError | RequestTimeoutError | ServerClosingError) -> JSONResponse:
     """Build the 503 response to a request that the server has no room for now."""
     if isinstance(error, ServerClosingError):
         return build_error_response(503, str(error), **SHUTDOWN_HEADERS)

@@ -79,10 +79,7 @@ def serve(
     services = load_services(runs, limits.request_limits, device, engine)
     is_local = _is_loopback(host)
     if not is_local and auth_token is None:
-        print(
-            f"jumok: anyone who can reach {host} can use this server; --auth-token requires a token",
-            file=sys.stderr,
-        )
+        print(f"jumok: anyone who can reach {host} can use this server; --auth-token requires a token", file=sys.stderr)
     # Without a token, the Host header must name this machine. Otherwise a foreign web page could point its
     # own host name here (DNS rebinding) and send requests from the browser of a local user.
     app = build_app(

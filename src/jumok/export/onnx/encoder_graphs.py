@@ -147,11 +147,7 @@ def build_inputs(model: EncoderModel, batch: TextBatch) -> NamedTensors:
     """Return a batch as the inputs of the graph of a model."""
     if isinstance(model, BERT_MODELS):
         tokens = batch.tokens
-        inputs = {
-            "input_ids": tokens.ids,
-            "token_type_ids": batch.segments,
-            "attention_mask": tokens.valid_mask.long(),
-        }
+        inputs = {"input_ids": tokens.ids, "token_type_ids": batch.segments, "attention_mask": tokens.valid_mask.long()}
         if isinstance(batch, PretrainingBatch):
             inputs["masked_positions"] = batch.masked_indices
         return inputs

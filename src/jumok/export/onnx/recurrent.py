@@ -77,11 +77,7 @@ def _reorder_gates(rnn: RecurrentModule, layer: int) -> list[Tensor]:
         directions = [getattr(rnn, f"{name}_l{layer}{suffix}").chunk(len(order)) for suffix in suffixes]
         return torch.stack([torch.cat([gates[n] for n in order]) for gates in directions])
 
-    return [
-        reorder("weight_ih"),
-        reorder("weight_hh"),
-        torch.cat([reorder("bias_ih"), reorder("bias_hh")], 1),
-    ]
+    return [reorder("weight_ih"), reorder("weight_hh"), torch.cat([reorder("bias_ih"), reorder("bias_hh")], 1)]
 
 
 def _run_layer(

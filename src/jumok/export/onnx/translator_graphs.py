@@ -62,10 +62,7 @@ def build_graphs(model: TranslatorModel) -> dict[str, OnnxGraph]:
     return {
         "encoder": OnnxGraph(model, lambda inputs: _run_encoder(model, inputs), source, DYNAMIC_AXES),
         "step": OnnxGraph(
-            model,
-            lambda inputs: _run_step(model, inputs),
-            {"input_ids": torch.tensor([2, 2]), **state},
-            DYNAMIC_AXES,
+            model, lambda inputs: _run_step(model, inputs), {"input_ids": torch.tensor([2, 2]), **state}, DYNAMIC_AXES
         ),
     }
 
