@@ -52,7 +52,7 @@ def _build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    data_app = typer.Typer(help="Public data sets.", no_args_is_help=True)
+    data_app = typer.Typer(help="Download public data sets.", no_args_is_help=True)
     for parent, commands in ((app, COMMANDS), (data_app, DATA_COMMANDS)):
         for name, command in commands.items():
             parent.command(name, cls=GroupedCommand)(command)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from jumok.cli.options import CTRANSLATE2, RunArgument
+from jumok.cli.options import RunArgument, ctranslate2_option
 from jumok.cli.terminal import build_console
 from jumok.files import check_not_input
 
@@ -20,14 +20,10 @@ def export(
         typer.Option("--format", help="Output format. hf is Hugging Face. See docs/export.md."),
     ] = "hf",
     quantization: Annotated[
-        str | None,
-        typer.Option(help="Quantization: int8, float16, … Defaults to float32.", rich_help_panel=CTRANSLATE2),
+        str | None, ctranslate2_option(help="Quantization: int8, float16, … Defaults to float32.")
     ] = None,
     verify: Annotated[
-        bool,
-        typer.Option(
-            help="Translate validation data with both engines and compare the results.", rich_help_panel=CTRANSLATE2
-        ),
+        bool, ctranslate2_option(help="Translate validation data with both engines and compare the results.")
     ] = True,
 ) -> None:
     """Export a run to another format."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from jumok.cli.options import CLASSIFICATION, INPUT_OUTPUT, BeamSizeOption, DeviceOption, RunArgument, SplitOption
+from jumok.cli.options import BeamSizeOption, DeviceOption, RunArgument, SplitOption, classification_option, io_option
 from jumok.cli.terminal import build_console
 from jumok.errors import InputError
 
@@ -18,10 +18,8 @@ def evaluate(
     beam_size: BeamSizeOption = None,
     faithfulness: Annotated[
         bool,
-        typer.Option(
-            "--faithfulness",
-            help="Also measure the faithfulness of the word highlights of an attention classifier.",
-            rich_help_panel=CLASSIFICATION,
+        classification_option(
+            "--faithfulness", help="Also measure the faithfulness of the word highlights of an attention classifier."
         ),
     ] = False,
     device: DeviceOption = "auto",
@@ -48,9 +46,7 @@ def compare(
         list[Path], typer.Argument(metavar="RUN", help="Run folders. The first is compared with each of the others.")
     ],
     split: SplitOption = "test",
-    out: Annotated[
-        Path, typer.Option(help="Folder for the figure and the table.", rich_help_panel=INPUT_OUTPUT)
-    ] = Path("runs/compare"),
+    out: Annotated[Path, io_option(help="Folder for the figure and the table.")] = Path("runs/compare"),
     beam_size: BeamSizeOption = None,
     device: DeviceOption = "auto",
 ) -> None:

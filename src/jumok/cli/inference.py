@@ -9,17 +9,17 @@ from typing import Annotated, Literal
 import typer
 
 from jumok.cli.options import (
-    ALIGNMENT,
-    COMPUTATION,
-    INPUT_OUTPUT,
-    SCORING,
-    TEXT_GENERATION,
     BeamSizeOption,
     DeviceOption,
     OnErrorOption,
     RunArgument,
     StyleAudioOption,
     StyleWeightsOption,
+    alignment_option,
+    computation_option,
+    generation_option,
+    io_option,
+    scoring_option,
 )
 
 
@@ -32,68 +32,35 @@ def predict(
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Output file. For speech: .wav file or folder. Defaults to standard output.",
-            rich_help_panel=INPUT_OUTPUT,
-        ),
+        Path | None, io_option(help="Output file. For speech: .wav file or folder. Defaults to standard output.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Write one JSON object per line.", rich_help_panel=INPUT_OUTPUT)
-    ] = False,
+    as_json: Annotated[bool, io_option("--json", help="Write one JSON object per line.")] = False,
     on_error: OnErrorOption = "stop",
-    overwrite: Annotated[
-        bool,
-        typer.Option(
-            "--overwrite", help="Overwrite existing output instead of resuming.", rich_help_panel=INPUT_OUTPUT
-        ),
-    ] = False,
+    overwrite: Annotated[bool, io_option("--overwrite", help="Overwrite existing output instead of resuming.")] = False,
     attention_map: Annotated[
-        Path | None,
-        typer.Option(
-            help="Draw the attention of the first line into this file (.png, .svg, .pdf).", rich_help_panel=INPUT_OUTPUT
-        ),
+        Path | None, io_option(help="Draw the attention of the first line into this file (.png, .svg, .pdf).")
     ] = None,
-    alignments: Annotated[
-        bool,
-        typer.Option("--alignments", help="Append word alignments, for example 0-0 1-2.", rich_help_panel=INPUT_OUTPUT),
-    ] = False,
+    alignments: Annotated[bool, io_option("--alignments", help="Append word alignments, for example 0-0 1-2.")] = False,
     n_best: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Number of predictions per line, best first. Defaults to 1.", rich_help_panel=INPUT_OUTPUT
-        ),
+        int | None, io_option(min=1, help="Number of predictions per line, best first. Defaults to 1.")
     ] = None,
     beam_size: BeamSizeOption = None,
-    sample: Annotated[
-        bool | None, typer.Option("--sample", help="Sample instead of searching.", rich_help_panel=TEXT_GENERATION)
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature. Defaults to 1.", rich_help_panel=TEXT_GENERATION)
-    ] = None,
+    sample: Annotated[bool | None, generation_option("--sample", help="Sample instead of searching.")] = None,
+    temperature: Annotated[float | None, generation_option(help="Sampling temperature. Defaults to 1.")] = None,
     top_k: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            help="Sample from the k most probable tokens. 0, the default, means all tokens.",
-            rich_help_panel=TEXT_GENERATION,
-        ),
+        generation_option(min=0, help="Sample from the k most probable tokens. 0, the default, means all tokens."),
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(
-            help="Sample from the smallest set of tokens with this total probability. Defaults to 1.",
-            rich_help_panel=TEXT_GENERATION,
-        ),
+        generation_option(help="Sample from the smallest set of tokens with this total probability. Defaults to 1."),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Random seed for sampling. Defaults to 1.", rich_help_panel=TEXT_GENERATION)
-    ] = None,
+    seed: Annotated[int | None, generation_option(help="Random seed for sampling. Defaults to 1.")] = None,
     style_audio: StyleAudioOption = None,
     style_weights: StyleWeightsOption = None,
     engine: Annotated[
         Literal["torch", "ctranslate2", "onnx", "ray"],
-        typer.Option(help="Inference engine. ray distributes the work over a cluster.", rich_help_panel=COMPUTATION),
+        computation_option(help="Inference engine. ray distributes the work over a cluster."),
     ] = "torch",
     device: DeviceOption = "auto",
 ) -> None:
@@ -144,42 +111,29 @@ def align(
             help="Sentence pairs: a table, two text files, a split of a data set, or - for standard input.",
         ),
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="Output file. Defaults to standard output.", rich_help_panel=INPUT_OUTPUT)
-    ] = None,
+    out: Annotated[Path | None, io_option(help="Output file. Defaults to standard output.")] = None,
     on_error: OnErrorOption = "stop",
     reverse_run: Annotated[
-        Path | None, typer.Option(help="Run folder of the model for the opposite direction.", rich_help_panel=ALIGNMENT)
+        Path | None, alignment_option(help="Run folder of the model for the opposite direction.")
     ] = None,
-    alignment_layer: Annotated[
-        str, typer.Option(help="Decoder layer, counted from 0, or auto.", rich_help_panel=ALIGNMENT)
-    ] = "auto",
-    alignment_head: Annotated[
-        str, typer.Option(help="Attention head, counted from 0, or mean, or auto.", rich_help_panel=ALIGNMENT)
-    ] = "auto",
+    alignment_layer: Annotated[str, alignment_option(help="Decoder layer, counted from 0, or auto.")] = "auto",
+    alignment_head: Annotated[str, alignment_option(help="Attention head, counted from 0, or mean, or auto.")] = "auto",
     alignment_shift: Annotated[
         bool | None,
-        typer.Option(
-            help="Use the attention of the following step, whose input is the word. Selected automatically by default.",
-            rich_help_panel=ALIGNMENT,
+        alignment_option(
+            help="Use the attention of the following step, whose input is the word. Selected automatically by default."
         ),
     ] = None,
     symmetrization: Annotated[
         Literal["product", "grow-diag", "grow-diag-final-and", "intersection", "union", "none"] | None,
-        typer.Option(
+        alignment_option(
             help="How to combine both directions if --reverse-run is given. product multiplies the attention "
-            "maps and is the default.",
-            rich_help_panel=ALIGNMENT,
+            "maps and is the default."
         ),
     ] = None,
-    gold_alignments: Annotated[
-        str | None, typer.Option(help="File of manual alignments to score against.", rich_help_panel=SCORING)
-    ] = None,
+    gold_alignments: Annotated[str | None, scoring_option(help="File of manual alignments to score against.")] = None,
     gold_target_first: Annotated[
-        bool,
-        typer.Option(
-            "--gold-target-first", help="The manual alignments are written target first.", rich_help_panel=SCORING
-        ),
+        bool, scoring_option("--gold-target-first", help="The manual alignments are written target first.")
     ] = False,
     device: DeviceOption = "auto",
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from jumok.cli.options import BATCHING, COMPUTATION, LIMITS, NETWORK, DeviceOption
+from jumok.cli.options import DeviceOption, batching_option, computation_option, limit_option, network_option
 from jumok.errors import MissingExtra
 
 AUTH_TOKEN_VARIABLE = "JUMOK_AUTH_TOKEN"
@@ -16,80 +16,49 @@ AUTH_TOKEN_VARIABLE = "JUMOK_AUTH_TOKEN"
 # The defaults equal those of ServerLimits and RequestLimits, which are too slow to import here.
 def serve(
     runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Run folders. NAME=RUN sets the name of a model.")],
-    host: Annotated[
-        str, typer.Option(help="Address to listen on. 0.0.0.0 listens on all interfaces.", rich_help_panel=NETWORK)
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on. 0 selects a free port.", rich_help_panel=NETWORK)
-    ] = 8000,
+    host: Annotated[str, network_option(help="Address to listen on. 0.0.0.0 listens on all interfaces.")] = "127.0.0.1",
+    port: Annotated[int, network_option(min=0, max=65535, help="Port to listen on. 0 selects a free port.")] = 8000,
     auth_token: Annotated[
-        str | None,
-        typer.Option(
-            envvar=AUTH_TOKEN_VARIABLE, help="Require this bearer token on every request.", rich_help_panel=NETWORK
-        ),
+        str | None, network_option(envvar=AUTH_TOKEN_VARIABLE, help="Require this bearer token on every request.")
     ] = None,
     max_queue_tokens: Annotated[
         int,
-        typer.Option(
+        batching_option(
             min=1,
             help="Maximum number of pending tokens per model. When the queue is full, the server returns 503 "
             "immediately.",
-            rich_help_panel=BATCHING,
         ),
     ] = 65536,
     max_batch_tokens: Annotated[
-        int,
-        typer.Option(min=1, help="Maximum number of tokens in a batch, including padding.", rich_help_panel=BATCHING),
+        int, batching_option(min=1, help="Maximum number of tokens in a batch, including padding.")
     ] = 4096,
     max_batch_delay_ms: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            help="Maximum time in milliseconds that a request waits for a batch to fill.",
-            rich_help_panel=BATCHING,
-        ),
+        float, batching_option(min=0, help="Maximum time in milliseconds that a request waits for a batch to fill.")
     ] = 4.0,
     max_body_bytes: Annotated[
         int | None,
-        typer.Option(
+        limit_option(
             min=1,
             help="Maximum size of a request body in bytes. Defaults to what the largest request of the task needs.",
-            rich_help_panel=LIMITS,
         ),
     ] = None,
-    max_text_chars: Annotated[
-        int, typer.Option(min=1, help="Maximum length of a text in characters.", rich_help_panel=LIMITS)
-    ] = 20_000,
-    max_beam_size: Annotated[
-        int, typer.Option(min=1, help="Maximum beam size of a request.", rich_help_panel=LIMITS)
-    ] = 10,
+    max_text_chars: Annotated[int, limit_option(min=1, help="Maximum length of a text in characters.")] = 20_000,
+    max_beam_size: Annotated[int, limit_option(min=1, help="Maximum beam size of a request.")] = 10,
     max_decode_tokens: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Maximum cost of a translation: source tokens times beam size.", rich_help_panel=LIMITS
-        ),
+        int, limit_option(min=1, help="Maximum cost of a translation: source tokens times beam size.")
     ] = 4096,
-    max_image_bytes: Annotated[
-        int, typer.Option(min=1, help="Maximum size of an image file in bytes.", rich_help_panel=LIMITS)
-    ] = 12 << 20,
-    max_image_pixels: Annotated[
-        int, typer.Option(min=1, help="Maximum number of pixels of an image.", rich_help_panel=LIMITS)
-    ] = 24_000_000,
+    max_image_bytes: Annotated[int, limit_option(min=1, help="Maximum size of an image file in bytes.")] = 12 << 20,
+    max_image_pixels: Annotated[int, limit_option(min=1, help="Maximum number of pixels of an image.")] = 24_000_000,
     max_speech_chars: Annotated[
-        int, typer.Option(min=1, help="Maximum length of a text to synthesize, in characters.", rich_help_panel=LIMITS)
+        int, limit_option(min=1, help="Maximum length of a text to synthesize, in characters.")
     ] = 2_000,
-    timeout: Annotated[
-        float, typer.Option(min=0.001, help="Maximum time in seconds to answer a request.", rich_help_panel=LIMITS)
-    ] = 60.0,
+    timeout: Annotated[float, limit_option(min=0.001, help="Maximum time in seconds to answer a request.")] = 60.0,
     shutdown_timeout: Annotated[
-        float,
-        typer.Option(min=0, help="Time in seconds to finish running requests at shutdown.", rich_help_panel=LIMITS),
+        float, limit_option(min=0, help="Time in seconds to finish running requests at shutdown.")
     ] = 30.0,
     engine: Annotated[
         Literal["torch", "ctranslate2", "onnx"],
-        typer.Option(
-            help="Inference engine. ctranslate2 is for Transformers that translate.", rich_help_panel=COMPUTATION
-        ),
+        computation_option(help="Inference engine. ctranslate2 is for Transformers that translate."),
     ] = "torch",
     device: DeviceOption = "auto",
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from jumok.cli.options import INPUT_OUTPUT
+from jumok.cli.options import io_option
 from jumok.cli.terminal import build_console, exit_with_error
 from jumok.errors import InputError
 
@@ -25,9 +25,7 @@ def train(
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Override recipe settings, for example train.max_steps=500."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Run folder. Defaults to a folder under runs/.", rich_help_panel=INPUT_OUTPUT)
-    ] = None,
+    out: Annotated[Path | None, io_option(help="Run folder. Defaults to a folder under runs/.")] = None,
 ) -> None:
     """Train a model. If the run folder already exists, resume training."""
     from jumok import recipe as recipe_module

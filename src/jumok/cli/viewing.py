@@ -7,50 +7,37 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jumok.cli.options import INPUT_OUTPUT, NETWORK, VIEW, DeviceOption, StyleAudioOption, StyleWeightsOption
+from jumok.cli.options import DeviceOption, StyleAudioOption, StyleWeightsOption, io_option, network_option, view_option
 from jumok.errors import InputError
 from jumok.files import check_not_input
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
+    from jumok.look.viewer.comparison import Ablations
     from jumok.look.viewer.viewer_data import ViewerData
 
 
 def look(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Run folder or Hugging Face folder.")],
     text: Annotated[str, typer.Argument(metavar="INPUT", help="Input text, a text file, or an image.")],
-    target: Annotated[
-        str | None,
-        typer.Option(help="Target text. Defaults to the model's own prediction.", rich_help_panel=INPUT_OUTPUT),
-    ] = None,
+    target: Annotated[str | None, io_option(help="Target text. Defaults to the model's own prediction.")] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write an .html file or a figure instead of starting the viewer.", rich_help_panel=INPUT_OUTPUT
-        ),
+        Path | None, io_option(help="Write an .html file or a figure instead of starting the viewer.")
     ] = None,
-    layer: Annotated[
-        str | None, typer.Option(help="With --out: name of the layer. * matches any characters.", rich_help_panel=VIEW)
-    ] = None,
-    head: Annotated[
-        int | None, typer.Option(min=0, help="With --out: attention head, counted from 0.", rich_help_panel=VIEW)
-    ] = None,
+    layer: Annotated[str | None, view_option(help="With --out: name of the layer. * matches any characters.")] = None,
+    head: Annotated[int | None, view_option(min=0, help="With --out: attention head, counted from 0.")] = None,
     knock_out: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Compare with the model without a head (LAYER:1) or an edge (LAYER:8-2, LAYER:1:8-2). May "
-            "be repeated.",
-            rich_help_panel=VIEW,
+        view_option(
+            help="Compare with the model without a head (LAYER:1) or an edge (LAYER:8-2, LAYER:1:8-2). May be repeated."
         ),
     ] = None,
-    whole_words: Annotated[
-        bool, typer.Option("--whole-words", help="Merge subword tokens into words.", rich_help_panel=VIEW)
-    ] = False,
+    whole_words: Annotated[bool, view_option("--whole-words", help="Merge subword tokens into words.")] = False,
     style_audio: StyleAudioOption = None,
     style_weights: StyleWeightsOption = None,
-    port: Annotated[int, typer.Option(help="Port to listen on.", rich_help_panel=NETWORK)] = 8765,
-    browser: Annotated[bool, typer.Option(help="Open the viewer in a browser.", rich_help_panel=NETWORK)] = True,
+    port: Annotated[int, network_option(help="Port to listen on.")] = 8765,
+    browser: Annotated[bool, network_option(help="Open the viewer in a browser.")] = True,
     device: DeviceOption = "auto",
 ) -> None:
     """Show a model's attention.
@@ -58,21 +45,15 @@ def look(
     Opens a viewer in the browser, or writes an HTML file or a figure.
     """
     from jumok.look.viewer import page, view_writer
+    from jumok.look.viewer.comparison import parse_ablations
     from jumok.look.viewer.word_merging import merge_into_words
 
     if out is not None:
         check_not_input(out, [text, *model.glob("*"), *([style_audio] if style_audio is not None else [])])
     if out is None and (layer is not None or head is not None):
         raise InputError("--layer and --head need --out; in the viewer, select the layer and the head there")
-    views = _capture_views(
-        model,
-        text,
-        target,
-        knock_out=knock_out or (),
-        style_audio=style_audio,
-        style_weights=style_weights,
-        device=device,
-    )
+    style = {"style_audio": style_audio, "style_weights": style_weights}
+    views = _capture_views(model, text, target, parse_ablations(knock_out or ()), style, device)
     if whole_words:
         views = [merge_into_words(view) for view in views]
     if out is not None:
@@ -82,25 +63,16 @@ def look(
 
 
 def _capture_views(
-    model: Path,
-    text: str,
-    target: str | None,
-    *,
-    knock_out: Sequence[str],
-    style_audio: str | None,
-    style_weights: str | None,
-    device: str,
+    model: Path, text: str, target: str | None, ablations: Ablations, style: Mapping[str, str | None], device: str
 ) -> list[ViewerData]:
     """Run a model and capture its attention: one view, or two if heads or edges are knocked out."""
     from jumok.inference import line_io
     from jumok.look.viewer import huggingface_model
-    from jumok.look.viewer.comparison import parse_ablations
     from jumok.run import Run
     from jumok.tasks import build_task, load_predictor
 
-    ablations = parse_ablations(knock_out)
     if huggingface_model.is_huggingface_folder(model):
-        if style_audio is not None or style_weights is not None:
+        if any(option is not None for option in style.values()):
             raise InputError(
                 f"--style-audio and --style-weights need a run of the task speak; {model} is a Hugging Face folder"
             )
@@ -114,7 +86,5 @@ def _capture_views(
         )
     run = Run.open(model)
     task = build_task(run)
-    options = task.options_type.from_command_line(style_audio=style_audio, style_weights=style_weights)
-    text = task.read_text(text)
-    predictor = load_predictor(run, device)
-    return predictor.build_viewer_data(text, target, options=options, ablations=ablations)
+    options, text = task.options_type.from_command_line(**style), task.read_text(text)
+    return load_predictor(run, device).build_viewer_data(text, target, options=options, ablations=ablations)

@@ -37,12 +37,11 @@ from jumok.inference.engines import RunChangedError
 from jumok.serve import request_parsing, web_page
 from jumok.serve.admission import AdmissionControl, TaskRoute
 from jumok.serve.attention_pages import AttentionPages
-from jumok.serve.errors import ClientDisconnectedError, OverloadedError, RequestTimeoutError, ServerClosingError
 from jumok.serve.limits import ServerLimits
-from jumok.serve.metrics import CLIENT_CLOSED_REQUEST, MetricsMiddleware, ServerMetrics
+from jumok.serve.metrics import MetricsMiddleware, ServerMetrics
 from jumok.serve.request_guard import RequestGuard
 from jumok.serve.request_handler import INTERNAL_ERROR_MESSAGE, RequestHandler
-from jumok.serve.responses import JSON_MEDIA_TYPE, ResponseMiddleware, build_error_response, build_overload_response
+from jumok.serve.responses import JSON_MEDIA_TYPE, ResponseMiddleware, build_error_response
 from jumok.serve.served_model import ServedModel, SizeEstimator
 from jumok.tasks.api import RequestTooLarge, TaskService, format_request_error
 
@@ -120,7 +119,7 @@ def build_app(
     app.mount("/look", attention_pages)
     web_page.add_page_routes(app)
     _add_exception_handlers(app)
-    admission = AdmissionControl(routes, limits.max_requests, lambda: estimator.is_full, metrics.count_refusal)
+    admission = AdmissionControl(routes, limits, lambda: estimator.is_full, metrics.count_refusal)
     app.state.admission = admission  # LimitedHttpProtocol uses it before it parses a request
     app.add_middleware(RequestGuard, limits=limits, admission=admission, auth_token=auth_token)
     if allowed_hosts is not None:
@@ -162,7 +161,7 @@ def _add_task_endpoints(app: FastAPI, handler: RequestHandler, attention_pages: 
         return _build_json_response(response)
 
     async def attend(request: Request, payload: request_type) -> Response:  # type: ignore[valid-type]
-        prediction, viewer_data = await handler.respond_with_attention(request, payload)
+        prediction, viewer_data = await handler.respond(request, payload, with_attention=True)
         root = request.scope.get("root_path", "")
         return _build_json_response(
             attention_response_type(
@@ -253,7 +252,7 @@ def _add_status_endpoints(app: FastAPI, models: Sequence[ServedModel], metrics: 
     async def check_health() -> Response:
         dead_models = [model.name for model in models if not model.batcher.is_alive]
         if dead_models:
-            return build_error_response(503, f"the worker of {', '.join(dead_models)} has stopped; restart the server")
+            raise HTTPException(503, f"the worker of {', '.join(dead_models)} has stopped; restart the server")
         return JSONResponse({"status": "ok"})
 
     @app.get("/ready", summary="Whether there is room for a request.", operation_id="ready", responses=unavailable)
@@ -275,35 +274,13 @@ def _add_exception_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def handle_http_error(request: Request, error: HTTPException) -> Response:
-        return build_error_response(error.status_code, str(error.detail), **(error.headers or {}))
-
-    @app.exception_handler(RequestTooLarge)
-    async def handle_too_large(request: Request, error: RequestTooLarge) -> Response:
-        return build_error_response(413, format_request_error(error))
+        return build_error_response(error)
 
     @app.exception_handler(InputError)
-    async def handle_invalid_input(request: Request, error: InputError) -> Response:
-        return build_error_response(422, format_request_error(error))
-
-    @app.exception_handler(RunChangedError)
-    async def handle_changed_run(request: Request, error: RunChangedError) -> Response:
-        return build_error_response(500, str(error))
-
-    @app.exception_handler(ServerClosingError)
-    @app.exception_handler(OverloadedError)
-    async def handle_overload(request: Request, error: OverloadedError | ServerClosingError) -> Response:
-        return build_overload_response(error)
-
-    @app.exception_handler(RequestTimeoutError)
-    async def handle_timeout(request: Request, error: RequestTimeoutError) -> Response:
-        if error.has_started:
-            return build_error_response(504, str(error))
-        return build_overload_response(error)
-
-    @app.exception_handler(ClientDisconnectedError)
-    async def handle_disconnect(request: Request, error: ClientDisconnectedError) -> Response:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)  # for the metrics; nobody receives it
+    async def handle_input_error(request: Request, error: InputError) -> Response:
+        status = 413 if isinstance(error, RequestTooLarge) else 500 if isinstance(error, RunChangedError) else 422
+        return build_error_response(HTTPException(status, format_request_error(error)))
 
     @app.exception_handler(Exception)
     async def handle_internal_error(request: Request, error: Exception) -> Response:
-        return build_error_response(500, INTERNAL_ERROR_MESSAGE)
+        return build_error_response(HTTPException(500, INTERNAL_ERROR_MESSAGE))

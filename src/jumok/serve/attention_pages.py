@@ -10,11 +10,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jumok.look.viewer import page
 from jumok.look.viewer.viewer_data import ViewerData
-from jumok.serve.responses import build_error_response
 
 TILE_CACHE_BYTES = 8 << 20  # per page
 
@@ -29,10 +29,8 @@ class AttentionPages:
     def add(self, viewer_data: Sequence[ViewerData]) -> str:
         """Add a page and return its name. The page expires after ``lifetime`` seconds."""
         name = secrets.token_urlsafe(16)
-        self._pages[name] = (
-            time.monotonic() + self.lifetime,
-            page.build_app(viewer_data, cache_bytes=TILE_CACHE_BYTES),
-        )
+        app = page.build_app(viewer_data, cache_bytes=TILE_CACHE_BYTES)
+        self._pages[name] = time.monotonic() + self.lifetime, app
         self._remove_expired()
         return name
 
@@ -46,10 +44,9 @@ class AttentionPages:
         root = scope.get("root_path", "")
         name = scope["path"].removeprefix(root).strip("/").partition("/")[0]
         if name not in self._pages:
-            message = (
-                "this page does not exist or has expired; the server keeps the last "
-                f"{self.max_pages} pages for {self.lifetime:g} s"
+            raise HTTPException(
+                404,
+                f"this page does not exist or has expired; the server keeps the last {self.max_pages} pages for "
+                f"{self.lifetime:g} s",
             )
-            await build_error_response(404, message)(scope, receive, send)
-            return
         await self._pages[name][1]({**scope, "root_path": f"{root}/{name}"}, receive, send)

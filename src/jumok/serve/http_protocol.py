@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import socket
 from http import HTTPStatus
 from typing import Any, ClassVar, Self
 
 import h11
+from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jumok.serve.admission import AdmissionControl
 from jumok.serve.errors import OverloadedError, ServerClosingError
-from jumok.serve.responses import JSON_MEDIA_TYPE, SECURITY_HEADERS
+from jumok.serve.responses import build_error_response
 
 CONTENT_LENGTH_PATTERN = re.compile(rb"\ncontent-length:([^\r]*)", re.IGNORECASE)
 # Headers that change how a request is parsed, and line endings that parsers treat differently.
@@ -23,7 +23,6 @@ UNUSUAL_HEADER_PATTERN = re.compile(
     rb"(?<!\r)\n|\n[ \t]|\ncontent-length[ \t]|\n(?:transfer-encoding|connection|expect|upgrade)[ \t]*:", re.IGNORECASE
 )
 MAX_FAST_REFUSAL_BODY_BYTES = 1 << 20  # of a rejected body that is read and discarded
-TOO_MANY_CONNECTIONS_MESSAGE = "too many connections; try again in 1 s"
 
 
 class LimitedHttpProtocol(H11Protocol):
@@ -63,7 +62,7 @@ class LimitedHttpProtocol(H11Protocol):
             # of a response waits 40 ms for the acknowledgement of the first.
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > self.max_connections and not self._close_oldest_idle():
-            self._refuse(503, TOO_MANY_CONNECTIONS_MESSAGE, ("retry-after", "1"))
+            self._refuse(HTTPException(503, "too many connections; try again in 1 s", {"Retry-After": "1"}))
             return
         self._update_timers()
 
@@ -111,7 +110,7 @@ class LimitedHttpProtocol(H11Protocol):
             self.cycle.disconnected = True  # further output of the app is dropped
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._refuse(400, "the request is not valid HTTP")
+            self._refuse(HTTPException(400, "the request is not valid HTTP"))
         else:
             self.transport.close()
 
@@ -121,18 +120,17 @@ class LimitedHttpProtocol(H11Protocol):
     def _is_busy(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _refuse(self, status: int, message: str, *headers: tuple[str, str]) -> None:
+    def _refuse(self, error: HTTPException) -> None:
         """Write an error response and close the connection."""
-        body = json.dumps({"error": message}).encode()
-        fields = [*SECURITY_HEADERS.items(), *headers, ("content-type", JSON_MEDIA_TYPE)]
-        fields += [("content-length", str(len(body))), ("connection", "close")]
-        for event in (
-            h11.Response(status_code=status, headers=fields, reason=HTTPStatus(status).phrase),
-            h11.Data(data=body),
-            h11.EndOfMessage(),
-        ):
-            self.transport.write(self.conn.send(event) or b"")
+        error.headers = {**(error.headers or {}), "Connection": "close"}
+        self.transport.write(self._format_refusal(error))
         self.transport.close()
+
+    def _format_refusal(self, error: HTTPException) -> bytes:
+        response = build_error_response(error)
+        headers = (b"%s: %s\r\n" % header for header in (*self.server_state.default_headers, *response.raw_headers))
+        status_line = f"HTTP/1.1 {error.status_code} {HTTPStatus(error.status_code).phrase}\r\n"
+        return b"%s%s\r\n%s" % (status_line.encode(), b"".join(headers), response.body)
 
     def _build_fast_refusal(self, data: bytes) -> bytes | None:
         """Build the response to a request that must be rejected, if its head is complete and not unusual."""
@@ -145,7 +143,7 @@ class LimitedHttpProtocol(H11Protocol):
         except ServerClosingError:
             return None
         except OverloadedError as error:
-            message, retry_after = str(error), error.retry_after
+            refusal = error
         head, end, body = data.partition(b"\r\n\r\n")
         is_usual = head.partition(b"\r\n")[0].endswith(b" HTTP/1.1") and not UNUSUAL_HEADER_PATTERN.search(head)
         lengths = [value.strip(b" ") for value in CONTENT_LENGTH_PATTERN.findall(head)]
@@ -156,11 +154,7 @@ class LimitedHttpProtocol(H11Protocol):
             return None
         self._bytes_to_discard = length - len(body)
         self.admission.count_refusal(path)
-        content = json.dumps({"error": message}).encode()
-        headers = [*SECURITY_HEADERS.items(), ("content-type", JSON_MEDIA_TYPE), ("content-length", len(content))]
-        lines = "".join(f"{name}: {value}\r\n" for name, value in [*headers, ("retry-after", retry_after)])
-        date = b"".join(b"%s: %s\r\n" % pair for pair in self.server_state.default_headers)
-        return b"HTTP/1.1 503 Service Unavailable\r\n%s%s\r\n%s" % (date, lines.encode(), content)
+        return self._format_refusal(refusal)
 
     @property
     def _is_between_requests(self) -> bool:

@@ -12,7 +12,6 @@ from jumok.serve.admission import OTHER_PATHS_LABEL
 
 DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-CLIENT_CLOSED_REQUEST = 499  # status of a request whose client disconnected before the response
 
 
 class ServerMetrics:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from jumok.errors import InputError
+from jumok.serve.batcher import BatchJob
 from jumok.serve.errors import ClientDisconnectedError, RequestTimeoutError
 from jumok.serve.limits import ServerLimits
+from jumok.serve.responses import format_error_event, format_event
 from jumok.serve.served_model import ServedModel, SizeEstimator
 from jumok.tasks.api import TaskRequest, TaskResponse, TaskService, format_request_error
 
@@ -35,27 +37,13 @@ class RequestHandler:
         """The service of the first model. All services of a task have the same schemas."""
         return next(iter(self.models.values())).service
 
-    async def respond(self, request: Request, payload: TaskRequest) -> Any:
-        """Compute the response, unless the client disconnects."""
-        model = self._select_model(payload)
-        num_tokens = await self.estimator.estimate_tokens(model, request, payload, self.limits.max_queue_tokens)
-        job = model.batcher.submit(model.predict, payload, num_tokens, batch_key=model.service.get_batch_key(payload))
-        return await _cancel_on_disconnect(request, model.batcher.wait_for_result(job, self.limits.request_timeout))
-
-    async def respond_with_attention(self, request: Request, payload: TaskRequest) -> Any:
-        """Compute the response and its viewer data, unless the client disconnects."""
-        model = self._select_model(payload)
-        num_tokens = await self.estimator.estimate_tokens(
-            model, request, payload, min(self.limits.max_attention_tokens, self.limits.max_queue_tokens)
-        )
-        # A unique batch key: each of these requests is a batch of its own.
-        job = model.batcher.submit(model.predict_with_attention, payload, num_tokens, batch_key=object())
+    async def respond(self, request: Request, payload: TaskRequest, *, with_attention: bool = False) -> Any:
+        """Compute the response, or a pair of it and its viewer data, unless the client disconnects."""
+        model, job = await self._submit(request, payload, with_attention=with_attention)
         return await _cancel_on_disconnect(request, model.batcher.wait_for_result(job, self.limits.request_timeout))
 
     async def stream_events(self, request: Request, payload: TaskRequest) -> AsyncIterator[str]:
         """Compute the response as server-sent events. Refusals are raised before the first event."""
-        model = self._select_model(payload)
-        num_tokens = await self.estimator.estimate_tokens(model, request, payload, self.limits.max_queue_tokens)
         unsent: list[str | TaskResponse] = []
         has_news = asyncio.Event()
 
@@ -65,9 +53,7 @@ class RequestHandler:
             unsent.append(partial)
             has_news.set()
 
-        job = model.batcher.submit(
-            model.predict, payload, num_tokens, batch_key=model.service.get_batch_key(payload), on_partial=on_partial
-        )
+        model, job = await self._submit(request, payload, on_partial=on_partial)
 
         async def events() -> AsyncIterator[str]:
             result = asyncio.create_task(model.batcher.wait_for_result(job, self.limits.request_timeout))
@@ -79,16 +65,34 @@ class RequestHandler:
                     while unsent:
                         partial = unsent.pop(0)
                         if not isinstance(partial, str):
-                            yield _format_event("segment", partial.model_dump_json())
+                            yield format_event("segment", partial.model_dump_json())
                         elif partial != last_text and not result.done():
                             last_text = partial
-                            yield _format_event("text", json.dumps({"text": partial}, ensure_ascii=False))
+                            yield format_event("text", json.dumps({"text": partial}, ensure_ascii=False))
                     has_news.clear()
                 yield _format_final_event(result)
             finally:
                 result.cancel()
 
         return events()
+
+    async def _submit(
+        self,
+        request: Request,
+        payload: TaskRequest,
+        *,
+        with_attention: bool = False,
+        on_partial: Callable[[str | TaskResponse], None] | None = None,
+    ) -> tuple[ServedModel, BatchJob]:
+        """Add a request to the queue of its model, or raise an error immediately."""
+        model, max_tokens = self._select_model(payload), self.limits.max_queue_tokens
+        if with_attention:
+            max_tokens = min(max_tokens, self.limits.max_attention_tokens)
+        num_tokens = await self.estimator.estimate_tokens(model, request, payload, max_tokens)
+        if with_attention:  # its batch key is unique: each of these requests is a batch of its own
+            return model, model.batcher.submit(model.predict_with_attention, payload, num_tokens, batch_key=object())
+        key = model.service.get_batch_key(payload)
+        return model, model.batcher.submit(model.predict, payload, num_tokens, batch_key=key, on_partial=on_partial)
 
     def _select_model(self, payload: TaskRequest) -> ServedModel:
         if payload.model is None:
@@ -102,19 +106,14 @@ class RequestHandler:
 def _format_final_event(result: asyncio.Task[Any]) -> str:
     """Format the last event: ``done`` or ``error``."""
     try:
-        return _format_event("done", result.result().model_dump_json())
+        return format_event("done", result.result().model_dump_json())
     except InputError as error:
-        message = format_request_error(error)
+        return format_error_event(format_request_error(error))
     except RequestTimeoutError as error:
-        message = str(error)
+        return format_error_event(error.detail)
     except Exception:
         logger.exception("a streamed request failed")
-        message = INTERNAL_ERROR_MESSAGE
-    return _format_event("error", json.dumps({"error": message}, ensure_ascii=False))
-
-
-def _format_event(name: str, data: str) -> str:
-    return f"event: {name}\ndata: {data}\n\n"
+        return format_error_event(INTERNAL_ERROR_MESSAGE)
 
 
 async def _cancel_on_disconnect(request: Request, result: Coroutine[Any, Any, Any]) -> Any:

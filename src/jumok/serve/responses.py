@@ -6,26 +6,30 @@ import asyncio
 import json
 
 from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jumok.serve.errors import SHUTDOWN_MESSAGE, OverloadedError, RequestTimeoutError, ServerClosingError
+from jumok.serve.errors import ServerClosingError
 
 JSON_MEDIA_TYPE = "application/json"
 SECURITY_HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
-SHUTDOWN_HEADERS = {"Retry-After": "1", "Connection": "close"}
 
 
-def build_error_response(status: int, message: str, **headers: str) -> JSONResponse:
+def build_error_response(error: HTTPException) -> JSONResponse:
     """Build the JSON response of an error: ``{"error": message}``."""
-    return JSONResponse({"error": message.encode(errors="replace").decode()}, status, {**SECURITY_HEADERS, **headers})
+    message = error.detail.encode(errors="replace").decode()
+    return JSONResponse({"error": message}, error.status_code, {**SECURITY_HEADERS, **(error.headers or {})})
 
 
-def build_overload_response(error: OverloadedError | RequestTimeoutError | ServerClosingError) -> JSONResponse:
-    """Build the 503 response to a request that the server has no room for now."""
-    if isinstance(error, ServerClosingError):
-        return build_error_response(503, str(error), **SHUTDOWN_HEADERS)
-    return build_error_response(503, str(error), **{"Retry-After": str(error.retry_after)})
+def format_event(name: str, data: str) -> str:
+    """Format a server-sent event."""
+    return f"event: {name}\ndata: {data}\n\n"
+
+
+def format_error_event(message: str) -> str:
+    """Format the event that ends a stream with an error."""
+    return format_event("error", json.dumps({"error": message}, ensure_ascii=False))
 
 
 class ResponseMiddleware:
@@ -46,42 +50,34 @@ class ResponseMiddleware:
             return
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
-        sent_start: Message | None = None
-        plain_start: Message | None = None  # of a plain text error, until its body is sent
+        sent_headers: MutableHeaders | None = None
+        plain_error: HTTPException | None = None  # whose message is the body, which is not sent yet
 
         async def send_uniform(message: Message) -> None:
-            nonlocal sent_start, plain_start
+            nonlocal sent_headers, plain_error
+            if plain_error is not None:
+                error, plain_error = plain_error, None
+                error.detail = message.get("body", b"").decode(errors="replace")
+                await build_error_response(error)(scope, receive, send_uniform)
+                return
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
+                if message["status"] >= 400 and headers.get("content-type", "").startswith("text/plain"):
+                    del headers["content-type"], headers["content-length"]
+                    plain_error = HTTPException(message["status"], headers=headers)
+                    return
                 for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
-                if message["status"] >= 400 and headers.get("content-type", "").startswith("text/plain"):
-                    plain_start = message
-                    return
-                sent_start = message
-            elif plain_start is not None:
-                message, start = _convert_to_json(message, plain_start)
-                sent_start, plain_start = start, None
-                await send(start)
+                sent_headers = headers
             await send(message)
 
         try:
             await self.app(scope, receive, send_uniform)
         except asyncio.CancelledError:
-            if sent_start is None:
-                response = build_error_response(503, SHUTDOWN_MESSAGE, **SHUTDOWN_HEADERS)
-                await response(scope, receive, send)
-            elif MutableHeaders(scope=sent_start).get("content-type", "").startswith("text/event-stream"):
-                event = f"event: error\ndata: {json.dumps({'error': SHUTDOWN_MESSAGE})}\n\n"
-                await send({"type": "http.response.body", "body": event.encode()})
+            error = ServerClosingError()
+            if sent_headers is None:
+                await build_error_response(error)(scope, receive, send)
+            elif sent_headers.get("content-type", "").startswith("text/event-stream"):
+                await send({"type": "http.response.body", "body": format_error_event(error.detail).encode()})
             else:
                 raise
-
-
-def _convert_to_json(body: Message, start: Message) -> tuple[Message, Message]:
-    """Convert the body and the start of a plain text error to JSON."""
-    response = build_error_response(start["status"], body.get("body", b"").decode(errors="replace"))
-    headers = MutableHeaders(scope=start)
-    for name in ("content-type", "content-length"):
-        headers[name] = response.headers[name]
-    return {**body, "body": response.body}, start
