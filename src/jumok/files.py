@@ -15,6 +15,7 @@ from typing import Any
 
 from jumok.errors import InputError
 
+TEMPORARY_SUFFIX = ".tmp"  # of a folder that is being written
 ABANDONED_SECONDS = 3600.0  # a temporary folder without a write for so long belongs to a dead process
 
 
@@ -46,24 +47,23 @@ def atomic_write_folder(path: Path, is_current: Callable[[], bool]) -> Iterator[
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(path)
-    with contextlib.ExitStack() as stack:
-
-        def make_temporary_folder() -> Path:
-            folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=".tmp", dir=path.parent))
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            return folder
-
-        new = make_temporary_folder()
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=TEMPORARY_SUFFIX, dir=path.parent))
+    new, old = temporary / "new", temporary / "old"
+    try:
+        new.mkdir()
         yield new
         try:
             if path.exists() and not is_current():
                 with contextlib.suppress(FileNotFoundError):  # another process has moved it already
-                    path.replace(make_temporary_folder() / path.name)
-            new.chmod(0o755)
+                    path.replace(old)
             _publish(new, path)
         except OSError:
             if not is_current():
+                if old.exists() and not path.exists():
+                    old.replace(path)
                 raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _publish(part: Path, path: Path) -> None:
@@ -77,9 +77,9 @@ def _publish(part: Path, path: Path) -> None:
 
 def _remove_abandoned(path: Path) -> None:
     """Remove the temporary folders of processes that were killed while they wrote ``path``."""
-    for folder in path.parent.glob(f".{path.name}-*.tmp"):
+    for folder in path.parent.glob(f".{path.name}-*{TEMPORARY_SUFFIX}"):
         with contextlib.suppress(OSError):  # its process may be renaming it at this moment
-            last_write = max(item.stat().st_mtime for item in (folder, *folder.iterdir()))
+            last_write = max(item.stat().st_mtime for item in (folder, *folder.rglob("*")))
             if time.time() - last_write > ABANDONED_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)
 

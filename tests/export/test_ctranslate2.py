@@ -263,7 +263,6 @@ def test_wrong_words_are_told(numbers: Run, tmp_path: Path) -> None:
 
 def test_a_missing_package_is_named(numbers: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    exchange.import_ctranslate2.cache_clear()
     with pytest.raises(MissingExtra, match=r'pip install "jumok\[export\]"'):
         exchange.export_ctranslate2(numbers, tmp_path / "there")
     assert not (tmp_path / "there").exists()

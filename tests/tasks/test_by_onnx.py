@@ -109,10 +109,11 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """A run, lines for it, and its export."""
     folder = tmp_path_factory.mktemp(request.param)
     run, lines = made(request.param, folder)
-    done = CliRunner().invoke(app, ["export", str(run.folder), str(folder / "out"), "--format", "onnx"])
+    out = folder / engines.compute_run_digest(run)  # the name that an engine gives its folder
+    done = CliRunner().invoke(app, ["export", str(run.folder), str(out), "--format", "onnx"])
     assert done.exit_code == 0, done.output
     assert "its outputs differ from PyTorch by at most" in done.output
-    return run, lines, folder / "out"
+    return run, lines, out
 
 
 @pytest.fixture

@@ -247,7 +247,6 @@ def test_a_gpu_that_it_cannot_compute_on_is_told_at_the_start(run: Run, monkeypa
 
 def test_a_missing_package_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    exchange.import_ctranslate2.cache_clear()
     with pytest.raises(MissingExtra, match=r'pip install "jumok\[export\]"'):
         engines.load_predictor(run, "ctranslate2", "cpu")
 

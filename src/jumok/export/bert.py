@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 from jumok.devices import move_to_device
 from jumok.errors import InputError
-from jumok.export.export_folder import create_export_folder, write_json
-from jumok.files import check_symlinks, read_json
+from jumok.export.export_folder import create_export_folder
+from jumok.files import check_symlinks, read_json, write_json
 from jumok.models.bert import Bert, BertClassifier, BertConfig, BertPretrainingModel, BertSpanExtractor, BertTagger
 from jumok.training.weights import get_weights, read_safetensors, write_safetensors
 

@@ -11,8 +11,6 @@ separate embeddings, all activations. Two things are precomputed:
 
 from __future__ import annotations
 
-import functools
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +23,15 @@ from torch import Tensor, nn
 
 from jumok.attention.heads import MultiHead
 from jumok.batches.tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
+from jumok.data.readers.text_files import import_optional
 from jumok.data.tokenizers.tokenizer import TokenizerPair
-from jumok.errors import InputError, JumokError, MissingExtra
-from jumok.export.export_folder import check_replaceable, create_export_folder
+from jumok.errors import InputError, JumokError
+from jumok.export.export_folder import (
+    check_finite,
+    check_replaceable,
+    create_export_folder,
+    find_tokenizer_files,
+)
 from jumok.models.transformer import FeedForward, Transformer, TransformerInputLayer
 from jumok.run import Run
 
@@ -39,15 +43,9 @@ FORBIDDEN_BIAS = -1e4  # bias of a forbidden token; it is finite in float16
 NUM_COMPARED = 200  # sentences of the comparison with PyTorch
 
 
-@functools.cache
 def import_ctranslate2() -> Any:
     """Import ``ctranslate2``, or raise an error with the command to install it."""
-    try:
-        return importlib.import_module("ctranslate2")
-    except ModuleNotFoundError as error:
-        raise MissingExtra(
-            f'CTranslate2 needs {error.name}, which is not installed: pip install "jumok[export]"'
-        ) from error
+    return import_optional("ctranslate2", "export")
 
 
 def check_supported(run: Run) -> None:
@@ -147,9 +145,7 @@ def _compare_translations(torch_predictor: Any, folder: Path) -> str:
 
 def write_model(model: Transformer, tokenizers: TokenizerPair, folder: Path, quantization: str | None = None) -> None:
     """Write the model and its vocabularies in the format of CTranslate2 to an existing folder."""
-    for name, weight in model.named_parameters():  # CTranslate2 does not report NaN
-        if not weight.isfinite().all():
-            raise InputError(f"{name} contains NaN or infinity: the training has diverged; use earlier weights")
+    check_finite(model)
     config, specs = model.config, import_ctranslate2().specs
     spec = specs.TransformerSpec.from_config(
         (config.encoder_layers, config.decoder_layers),
@@ -254,7 +250,7 @@ import ctranslate2, tokenizers
 
 source, target = map(tokenizers.Tokenizer.from_file, ("{source}", "{target}"))
 results = ctranslate2.Translator(".").translate_batch(
-    [source.encode("{example}").tokens], beam_size={beam_size}, length_penalty={length_penalty:g}
+    [source.encode("this is an example sentence").tokens], beam_size={beam_size}, length_penalty={length_penalty:g}
 )
 print(target.decode([target.token_to_id(token) for token in results[0].hypotheses[0]]))
 ```
@@ -273,15 +269,13 @@ PREPROCESSING_NOTE = """The model was trained with `data.preprocessing: {}`. The
 
 
 def _format_readme(run: Run, quantization: str | None, comparison: str) -> str:
-    recipe = run.recipe
-    shares_tokenizer = not (run.folder / "tokenizer.source.json").exists()
-    preprocessing = recipe.data.preprocessing
+    recipe, preprocessing = run.recipe, run.recipe.data.preprocessing
+    source, target = find_tokenizer_files(run)
     return README_TEMPLATE.format(
         name=run.folder.resolve().name,
         dtype=quantization or "float32",
-        source="tokenizer.json" if shares_tokenizer else "tokenizer.source.json",
-        target="tokenizer.json" if shares_tokenizer else "tokenizer.target.json",
-        example="this is an example sentence",
+        source=source,
+        target=target,
         beam_size=recipe.decode.beam_size,
         length_penalty=recipe.decode.length_penalty,
         comparison=comparison,

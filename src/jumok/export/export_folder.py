@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+from torch import nn
 
 from jumok.errors import InputError
+from jumok.files import atomic_write_folder, write_json
+from jumok.run import Run
 
 MARKER_FILE = "jumok.json"  # marks an export, which may be overwritten
 FORMAT_VERSION = 2
@@ -20,13 +20,9 @@ FORMAT_VERSION = 2
 def create_export_folder(folder: Path) -> Iterator[Path]:
     """Yield an empty folder to write to. Afterwards it becomes ``folder`` and replaces an earlier export."""
     check_replaceable(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
-        new = Path(temporary, "new")
-        new.mkdir()
+    with atomic_write_folder(folder, is_current=lambda: False) as new:
         yield new
         write_json(new / MARKER_FILE, {"created_by": "jumok", "format": FORMAT_VERSION})
-        _swap_folders(folder, new, Path(temporary, "old"))
 
 
 def check_replaceable(folder: Path) -> None:
@@ -39,17 +35,15 @@ def check_replaceable(folder: Path) -> None:
         raise InputError(f"{folder} exists and is not an earlier export; give another folder, or remove it")
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write indented JSON."""
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+def check_finite(model: nn.Module) -> None:
+    """Raise if a weight is NaN or infinite, which other engines do not report."""
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise InputError(f"{name} contains NaN or infinity: the training has diverged; use earlier weights")
 
 
-def _swap_folders(folder: Path, new: Path, old: Path) -> None:
-    if folder.exists():
-        os.rename(folder, old)
-    try:
-        os.rename(new, folder)
-    except OSError:
-        if old.exists():
-            os.rename(old, folder)
-        raise
+def find_tokenizer_files(run: Run) -> tuple[str, str]:
+    """Return the names of the tokenizer files of a translation run: for the source and for the target."""
+    if (run.folder / "tokenizer.source.json").exists():
+        return "tokenizer.source.json", "tokenizer.target.json"
+    return "tokenizer.json", "tokenizer.json"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
-from jumok.errors import InputError, MissingExtra
+from jumok.errors import InputError
 from jumok.run import Run
 
 FORMAT_NAMES = ("hf", "ctranslate2", "onnx")
@@ -33,11 +32,6 @@ def export_run(
 
         load_predictor(run, "cpu").export(format_name, output_folder)
         return None
-    try:
-        onnx = importlib.import_module("jumok.export.onnx")
-    except ModuleNotFoundError as error:
-        raise MissingExtra(
-            f'--format onnx needs {error.name}, which is not installed: pip install "jumok[export]"'
-        ) from error
-    report: str = onnx.export_onnx(run, output_folder)
-    return report
+    from jumok.export import onnx
+
+    return onnx.export_onnx(run, output_folder)

@@ -13,7 +13,6 @@ write the stream are exported in Marian's order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,20 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 
-from jumok.attention.heads import MultiHead
 from jumok.batches.tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from jumok.errors import InputError
-from jumok.export.export_folder import check_replaceable, create_export_folder, write_json
-from jumok.models.transformer import FeedForward, ResidualNorm, Transformer
+from jumok.export.export_folder import check_replaceable, create_export_folder
+from jumok.files import write_json
+from jumok.models.transformer import Transformer
 from jumok.training.weights import write_safetensors
+
+SPECIAL_IDS = {
+    "pad_token_id": PAD,
+    "bos_token_id": BOS,
+    "eos_token_id": EOS,
+    "decoder_start_token_id": BOS,
+    "forced_eos_token_id": None,  # otherwise Marian ends every translation with the token 0
+}
 
 
 def export_marian(
@@ -62,8 +69,9 @@ def export_marian(
     _check_tokenizer("target_tokenizer", target_tokenizer or tokenizer, model.target_embedding.num_embeddings)
     with create_export_folder(folder) as new:
         write_json(new / "config.json", _build_config(model, max_length))
-        write_json(new / "generation_config.json", _build_generation_config(max_length))
-        write_safetensors(dict(_iter_weights(model)), new / "model.safetensors")
+        generation_config = {**SPECIAL_IDS, "max_length": max_length, "num_beams": 1, "do_sample": False}
+        write_json(new / "generation_config.json", generation_config)
+        write_safetensors(_collect_weights(model), new / "model.safetensors")
         if tokenizer is not None:
             _write_tokenizer(new, tokenizer, max_length)
         if target_tokenizer is not None:
@@ -128,22 +136,7 @@ def _build_config(model: Transformer, max_length: int) -> dict[str, Any]:
         "activation_dropout": config.activation_dropout,
         "is_encoder_decoder": True,
         "use_cache": True,
-        **_get_special_ids(),
-    }
-
-
-def _build_generation_config(max_length: int) -> dict[str, Any]:
-    return {**_get_special_ids(), "max_length": max_length, "num_beams": 1, "do_sample": False}
-
-
-def _get_special_ids() -> dict[str, Any]:
-    # Without the last entry, Marian would end every translation with the token 0.
-    return {
-        "pad_token_id": PAD,
-        "bos_token_id": BOS,
-        "eos_token_id": EOS,
-        "decoder_start_token_id": BOS,
-        "forced_eos_token_id": None,
+        **SPECIAL_IDS,
     }
 
 
@@ -171,66 +164,51 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int) -> Non
 
 # --------------------------------------------------------------------------------------- weights
 
-WeightItems = Iterator[tuple[str, Tensor]]
+# The modules of a layer and their names in Marian. Queries, keys and values are blocks of one matrix in jumok.
+FEED_FORWARD_NAMES = {
+    "feed_forward.widen": ("fc1",),
+    "feed_forward.narrow": ("fc2",),
+    "feed_forward.residual.norm": ("final_layer_norm",),
+}
+ENCODER_NAMES = {
+    "attention.project": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention.merge": ("self_attn.out_proj",),
+    "feed_forward.attention_residual.norm": ("self_attn_layer_norm",),
+    **FEED_FORWARD_NAMES,
+}
+DECODER_NAMES = {
+    "self_attention.project": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "self_attention.merge": ("self_attn.out_proj",),
+    "self_attention_residual.norm": ("self_attn_layer_norm",),
+    "cross_attention.project_query": ("encoder_attn.q_proj",),
+    "cross_attention.project_source": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
+    "cross_attention.merge": ("encoder_attn.out_proj",),
+    "feed_forward.attention_residual.norm": ("encoder_attn_layer_norm",),
+    **FEED_FORWARD_NAMES,
+}
+READING_MODULES = (".project", ".project_query", ".project_source", ".widen")  # read the residual stream; others write
 
 
-def _iter_weights(model: Transformer) -> WeightItems:
-    """Yield the weights with their names in Marian."""
-    width = model.config.width
+def _collect_weights(model: Transformer) -> dict[str, Tensor]:
+    """Collect the weights by their names in Marian, with the features of the residual stream in its order."""
+    width, tie = model.config.width, model.config.tie_embeddings
     order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
-    for name, weight in _iter_reordered_weights(model, order):
-        yield name, weight.detach().cpu().contiguous()
-
-
-def _iter_reordered_weights(model: Transformer, order: Tensor) -> WeightItems:
-    tie = model.config.tie_embeddings
+    weights = {"final_logits_bias": model.output.weight.new_zeros(1, model.target_embedding.num_embeddings)}
     if tie == "all":
-        yield "model.shared.weight", model.target_embedding.weight[:, order]
+        weights["model.shared.weight"] = model.target_embedding.weight[:, order]
     else:
-        yield "model.encoder.embed_tokens.weight", model.source_embedding.weight[:, order]
-        yield "model.decoder.embed_tokens.weight", model.target_embedding.weight[:, order]
+        weights["model.encoder.embed_tokens.weight"] = model.source_embedding.weight[:, order]
+        weights["model.decoder.embed_tokens.weight"] = model.target_embedding.weight[:, order]
     if tie == "none":
-        yield "lm_head.weight", model.output.weight[:, order]
-    yield "final_logits_bias", model.output.weight.new_zeros(1, model.target_embedding.num_embeddings)
-    for number, encoder in enumerate(model.encoder):
-        name = f"model.encoder.layers.{number}"
-        yield from _iter_attention(f"{name}.self_attn", encoder.attention, order)
-        yield from _iter_norm(f"{name}.self_attn_layer_norm", encoder.feed_forward.attention_residual, order)
-        yield from _iter_feed_forward(name, encoder.feed_forward, order)
-    for number, decoder in enumerate(model.decoder):
-        name = f"model.decoder.layers.{number}"
-        yield from _iter_attention(f"{name}.self_attn", decoder.self_attention, order)
-        yield from _iter_norm(f"{name}.self_attn_layer_norm", decoder.self_attention_residual, order)
-        yield from _iter_attention(f"{name}.encoder_attn", decoder.cross_attention, order)
-        yield from _iter_norm(f"{name}.encoder_attn_layer_norm", decoder.feed_forward.attention_residual, order)
-        yield from _iter_feed_forward(name, decoder.feed_forward, order)
-
-
-def _iter_attention(name: str, attention: MultiHead, order: Tensor) -> WeightItems:
-    """Yield the weights of an attention. The projections read the stream, and the output writes it."""
-    if attention.key_width is None:
-        weights, biases = attention.project.weight.chunk(3), attention.project.bias.chunk(3)
-    else:
-        query, source = attention.project_query, attention.project_source
-        weights, biases = (query.weight, *source.weight.chunk(2)), (query.bias, *source.bias.chunk(2))
-    for part, weight, bias in zip(("q_proj", "k_proj", "v_proj"), weights, biases, strict=True):
-        yield f"{name}.{part}.weight", weight[:, order]
-        yield f"{name}.{part}.bias", bias
-    yield from _iter_output_projection(f"{name}.out_proj", attention.merge, order)
-
-
-def _iter_feed_forward(name: str, layer: FeedForward, order: Tensor) -> WeightItems:
-    yield f"{name}.fc1.weight", layer.widen.weight[:, order]
-    yield f"{name}.fc1.bias", layer.widen.bias
-    yield from _iter_output_projection(f"{name}.fc2", layer.narrow, order)
-    yield from _iter_norm(f"{name}.final_layer_norm", layer.residual, order)
-
-
-def _iter_output_projection(name: str, layer: nn.Linear, order: Tensor) -> WeightItems:
-    yield f"{name}.weight", layer.weight[order]
-    yield f"{name}.bias", layer.bias[order]
-
-
-def _iter_norm(name: str, residual_norm: ResidualNorm, order: Tensor) -> WeightItems:
-    yield f"{name}.weight", residual_norm.norm.weight[order]
-    yield f"{name}.bias", residual_norm.norm.bias[order]
+        weights["lm_head.weight"] = model.output.weight[:, order]
+    for side, layers, names in (("encoder", model.encoder, ENCODER_NAMES), ("decoder", model.decoder, DECODER_NAMES)):
+        for number, layer in enumerate(layers):
+            for name, marian_names in names.items():
+                module: Any = layer.get_submodule(name)
+                is_reading, count = name.endswith(READING_MODULES), len(marian_names)
+                parts = (module.weight[:, order] if is_reading else module.weight[order]).chunk(count)
+                biases = (module.bias if is_reading else module.bias[order]).chunk(count)
+                for marian_name, weight, bias in zip(marian_names, parts, biases, strict=True):
+                    prefix = f"model.{side}.layers.{number}.{marian_name}"
+                    weights |= {f"{prefix}.weight": weight, f"{prefix}.bias": bias}
+    return {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}

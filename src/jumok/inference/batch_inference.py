@@ -15,6 +15,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -210,21 +211,18 @@ def _resolve_formats(job: InferenceJob, input_path: Path | None, output_path: Pa
     return replace(job, jsonl_path=input_path if has_objects else None, as_json=job.as_json or writes_json)
 
 
-@contextlib.contextmanager
 def _open_worker(
     job: InferenceJob,
     input_path: Path | None,
     num_resumed: int,
     map_path: Path | None,
     save_prediction: PredictionWriter | None,
-) -> Iterator[LocalWorker | RayCluster]:
+) -> AbstractContextManager[LocalWorker | RayCluster]:
     if job.engine == "ray":
         from jumok.inference import ray_engine
 
-        with ray_engine.start_cluster(job, input_path, num_resumed) as cluster:
-            yield cluster
-    else:
-        yield LocalWorker(job, save_prediction, None if num_resumed else map_path)
+        return ray_engine.start_cluster(job, input_path, num_resumed)
+    return contextlib.nullcontext(LocalWorker(job, save_prediction, None if num_resumed else map_path))
 
 
 class LocalWorker(InferenceWorker):

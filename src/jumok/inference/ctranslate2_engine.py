@@ -43,13 +43,11 @@ def load(run: Run, device: str = "auto", compute_type: str = "auto") -> CTransla
     exchange.import_ctranslate2()
 
     def build_files(folder: Path) -> None:
-        source = load_predictor(run, "cpu")
-        assert isinstance(source, TranslationPredictor)
-        exchange.write_model(source.model, source.tokenizers, folder)
+        predictor: Any = load_predictor(run, "cpu")
+        exchange.write_model(predictor.model, predictor.tokenizers, folder)
 
-    digest = engines.compute_run_digest(run)
     folder = engines.get_engine_files(run, "ctranslate2", build_files)
-    return CTranslate2TranslationPredictor(run, folder, device, compute_type, digest)
+    return CTranslate2TranslationPredictor(run, folder, device, compute_type, digest=folder.name)
 
 
 class CTranslate2TranslationPredictor(TranslationPredictor):

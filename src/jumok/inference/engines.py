@@ -12,18 +12,16 @@ folder of the run, because the author of an untrusted run could have put the gra
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jumok.errors import InputError, MissingExtra
-from jumok.files import fsync_path, get_cache_folder
+from jumok.errors import InputError
+from jumok.files import TEMPORARY_SUFFIX, atomic_write_folder, get_cache_folder
 from jumok.run import Run
 
 if TYPE_CHECKING:
@@ -45,38 +43,24 @@ def load_predictor(run: Run, engine: str = "torch", device: str = "auto") -> Pre
         from jumok import tasks
 
         return tasks.load_predictor(run, device)
-    try:
-        module = importlib.import_module(f"jumok.inference.{engine}_engine")
-    except ModuleNotFoundError as error:
-        raise MissingExtra(
-            f'--engine {engine} needs {error.name}, which is not installed: pip install "jumok[export]"'
-        ) from error
-    predictor: Predictor[Any, Any] = module.load(run, device)
+    engine_module = importlib.import_module(f"jumok.inference.{engine}_engine")
+    predictor: Predictor[Any, Any] = engine_module.load(run, device)
     return predictor
 
 
 def get_engine_files(run: Run, engine: str, build_files: Callable[[Path], None]) -> Path:
-    """The folder with the files of an engine for a run. If it does not exist, ``build_files(folder)`` fills it.
+    """Return the folder with the files of an engine for a run. If it does not exist, ``build_files(folder)`` fills it.
 
-    The folder is created atomically; several processes may build it at the same time.
+    Its name is the digest of the run. Several processes may build it at the same time.
     """
-    home, digest = get_engine_cache_folder(run, engine), compute_run_digest(run)
-    folder = home / digest
+    home = get_engine_cache_folder(run, engine)
+    folder = home / compute_run_digest(run)
     if not folder.is_dir():
-        home.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=home, prefix=".part-") as part:
-            new = Path(part, digest)
-            new.mkdir()
+        with atomic_write_folder(folder, folder.is_dir) as new:
             build_files(new)
-            for path in new.rglob("*"):
-                fsync_path(path)
-            with contextlib.suppress(OSError):  # another process was faster; its files are equal
-                os.rename(new, folder)
-        for old in home.iterdir():
-            if old != folder and not old.name.startswith(".part-"):
-                shutil.rmtree(old, ignore_errors=True)
-    if not folder.is_dir():
-        raise InputError(f"{folder} cannot be created; is there another file of this name?")
+        for other in home.iterdir():
+            if other != folder and not other.name.endswith(TEMPORARY_SUFFIX):
+                shutil.rmtree(other, ignore_errors=True)
     return folder
 
 

@@ -11,7 +11,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, TextIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 from jumok.data.readers.text_files import MAX_LINE_BYTES, open_decompressed
 from jumok.errors import InputError
@@ -19,17 +19,8 @@ from jumok.files import add_filename_to_errors, atomic_write, open_for_writing
 
 LINES_PER_CHUNK = 1024  # lines that are predicted together, so that lines of similar length share a batch
 T = TypeVar("T")
-TEXT_SUFFIXES = (
-    ".txt",
-    ".tsv",
-    ".csv",
-    ".jsonl",
-    ".gz",
-    ".en",
-    ".de",
-    ".fr",
-    ".ko",
-)  # a text that ends so is probably a misspelled file name
+# A text that ends with one of these is probably a misspelled file name.
+TEXT_SUFFIXES = (".txt", ".tsv", ".csv", ".jsonl", ".gz", ".en", ".de", ".fr", ".ko")
 
 
 @contextlib.contextmanager
@@ -50,7 +41,7 @@ def read_chunks(text: str | None, *, skip_invalid: bool = False) -> Iterator[Ite
         )
     elif is_file(path):
         with open_decompressed(path) as file:
-            yield _chunk_lines(decode_lines(_read_bounded_lines(file), str(path), skip_invalid=skip_invalid))
+            yield _chunk_lines(decode_lines(_iter_lines(file), str(path), skip_invalid=skip_invalid))
     elif path.suffix and " " not in str(path) and (len(path.parts) > 1 or path.suffix in TEXT_SUFFIXES):
         raise InputError(f"there is no file {path}; to use this text as input: echo {path} | jumok run …")
     else:
@@ -99,7 +90,7 @@ def read_text(text: str) -> str:
     if not is_file(Path(text)):
         return text
     with open_decompressed(Path(text)) as file:
-        return "\n".join(decode_lines(_read_bounded_lines(file), text)).strip()
+        return "\n".join(decode_lines(_iter_lines(file), text)).strip()
 
 
 def _chunk_lines(lines: Iterator[str]) -> Iterator[list[str]]:
@@ -141,10 +132,9 @@ def _stream_lines(file: BinaryIO) -> Iterator[bytes]:
         yield b"".join(parts)
 
 
-def _read_bounded_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file. A line over MAX_LINE_BYTES is split, so that it does not fill the memory."""
-    while line := file.readline(MAX_LINE_BYTES + 1):
-        yield line
+def _iter_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Iterate over the lines of a file. A line over MAX_LINE_BYTES is split, so that it does not fill the memory."""
+    return iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
 
 
 def _chunk_available_lines(lines: Iterator[str]) -> Iterator[list[str]]:
@@ -205,17 +195,30 @@ def decode_lines(
 @contextlib.contextmanager
 def open_output(path: Path | None) -> Iterator[Callable[[str], None]]:
     """Yield a function that writes a line to standard output (None) or to a file, atomically."""
-    if path is None:
-        yield lambda line: _print_line(line, None, "standard output")
-        return
-    if path.exists() and not path.is_file():  # /dev/null or a pipe, which must not be replaced
-        with open_for_writing(path, "w", encoding="utf-8", newline="\n") as file:
-            yield lambda line: _print_line(line, file, path)
+    if path is None or is_special_file(path):
+        with open_stream(path) as write_line:
+            yield write_line
         return
     with atomic_write(path.resolve()) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
         yield lambda line: print(line, file=file)
 
 
-def _print_line(line: str, file: TextIO | None, name: Path | str) -> None:
-    with add_filename_to_errors(name):
-        print(line, file=file, flush=True)
+@contextlib.contextmanager
+def open_stream(path: Path | None) -> Iterator[Callable[[str], None]]:
+    """Yield a function that writes a line to standard output (None) or to a special file, and flushes it."""
+
+    def write_line(line: str) -> None:
+        with add_filename_to_errors(path or "standard output"):
+            print(line, file=file, flush=True)
+
+    file = None
+    if path is None:
+        yield write_line
+    else:
+        with open_for_writing(path, "w", encoding="utf-8", newline="\n") as file:
+            yield write_line
+
+
+def is_special_file(path: Path) -> bool:
+    """Whether this is /dev/null or a pipe, which must not be replaced."""
+    return path.exists() and not path.is_file()

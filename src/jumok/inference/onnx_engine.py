@@ -40,17 +40,16 @@ def load(run: Run, device: str = "auto") -> Predictor[Any, Any]:
     def build_files(folder: Path) -> None:
         onnx.write_graphs(load_predictor(run, "cpu").model, folder)
 
-    digest = engines.compute_run_digest(run)
     folder = engines.get_engine_files(run, "onnx", build_files)
     sessions = {path.stem: graphs.create_session(path, device) for path in sorted(folder.glob("*.onnx"))}
     if run.recipe.task == "translate":
         decoder = OnnxDecoderModel(sessions["encoder"], sessions["step"])
-        return OnnxTranslationPredictor(run, decoder, digest)
+        return OnnxTranslationPredictor(run, decoder, folder.name)
     task = build_task(run)
     with torch.device("meta"):  # the sizes of the model, without weights
         model, tokenizer = task.build_model()
         predictor: Predictor[Any, Any] = task.build_predictor(OnnxEncoderModel(model, sessions["model"]), tokenizer)
-    _delegate_to_torch(predictor, digest, device)
+    _delegate_to_torch(predictor, folder.name, device)
     return predictor
 
 

@@ -18,27 +18,32 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
 
 from jumok.errors import InputError
 from jumok.files import add_filename_to_errors, atomic_write, fsync_path, open_for_writing, read_json, remove_atomically
+from jumok.inference.line_io import is_special_file, open_stream
 
 FORMAT_VERSION = 2
 PART_SUFFIX = ".part"
 SAVE_INTERVAL_SECONDS = 1.0
 
 
-class StreamOutput:
-    """Output to a stream. Every line is flushed, and nothing is resumed."""
+class LineOutput:
+    """Output of lines by a function. Nothing is resumed."""
 
     num_resumed = 0  # inputs that an earlier process has done
     num_done = 0  # inputs that are done in total
     num_bytes_read = 0  # size of these inputs
 
-    def __init__(self, file: TextIO | None = None, name: Path | str = "standard output") -> None:
-        self._file, self._name = file, name
+    def __init__(self, write_line: Callable[[str], None]) -> None:
+        self._write_line = write_line
+
+    def write(self, line: str) -> None:
+        """Write one line."""
+        self._write_line(line)
 
     def iter_remaining(self, chunks: Iterable[list[str]]) -> Iterator[tuple[int, list[str]]]:
         """Yield the inputs that are not done, with the index of the first of them."""
@@ -46,13 +51,8 @@ class StreamOutput:
             yield self.num_done, lines
             self.num_done += len(lines)
 
-    def write(self, line: str) -> None:
-        """Write one line."""
-        with add_filename_to_errors(self._name):
-            print(line, file=self._file, flush=True)
 
-
-class ResumableOutput(StreamOutput):
+class ResumableOutput(LineOutput):
     """Output to a file that appears when it is complete. See the description of this module."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], part_file: BinaryIO, state_path: Path) -> None:
@@ -87,7 +87,6 @@ class ResumableOutput(StreamOutput):
             )
 
     def write(self, line: str) -> None:
-        """Write one line."""
         with add_filename_to_errors(self.path):
             self._part_file.write(f"{line}\n".encode())
 
@@ -160,14 +159,11 @@ class ResumableOutput(StreamOutput):
 @contextlib.contextmanager
 def open_resumable_output(
     path: Path | None, settings: Mapping[str, Any], *, overwrite: bool = False
-) -> Iterator[StreamOutput]:
+) -> Iterator[LineOutput]:
     """Open the output: standard output (None) or a file. A file is resumed only if ``settings`` are equal."""
-    if path is None:
-        yield StreamOutput()
-        return
-    if path.exists() and not path.is_file():  # /dev/null or a pipe, which must not be replaced
-        with open_for_writing(path, "w", encoding="utf-8", newline="\n") as file:
-            yield StreamOutput(file, path)
+    if path is None or is_special_file(path):
+        with open_stream(path) as write_line:
+            yield LineOutput(write_line)
         return
     path = path.resolve()
     part, state = (path.with_name(path.name + suffix) for suffix in (PART_SUFFIX, f"{PART_SUFFIX}.json"))

@@ -13,7 +13,6 @@ export fails.
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,10 @@ from torch import Tensor, nn
 
 from jumok.batches.tokens import BOS, Tokens
 from jumok.errors import InputError, JumokError
-from jumok.export.export_folder import check_replaceable, create_export_folder
+from jumok.export.export_folder import check_finite, check_replaceable, create_export_folder
 from jumok.export.onnx import encoder_graphs, graphs, readme, translator_graphs
 from jumok.export.onnx.graphs import NamedTensors
+from jumok.files import write_json, write_text
 from jumok.run import Run
 
 __all__ = ["check_supported", "export_onnx", "write_graphs"]
@@ -67,21 +67,16 @@ def export_onnx(run: Run, output_folder: str | Path) -> str:
         max_difference = write_graphs(predictor.model, new)
         for path in sorted(run.folder.glob("tokenizer*.json")):
             shutil.copy(path, new)
-        labels = list(predictor.labels)
-        if labels:
-            text = json.dumps(labels, ensure_ascii=False) + "\n"
-            (new / "labels.json").write_text(text, encoding="utf-8")
+        if predictor.labels:
+            write_json(new / "labels.json", list(predictor.labels))
         comparison = f"On a few test inputs, its outputs differ from PyTorch by at most {max_difference:.0e}."
-        text = readme.format_readme(run, predictor.model, comparison)
-        (new / "README.md").write_text(text, encoding="utf-8")
+        write_text(new / "README.md", readme.format_readme(run, predictor.model, comparison))
     return comparison
 
 
 def write_graphs(model: nn.Module, folder: Path) -> float:
     """Write the graphs of a model on the CPU to an existing folder. Returns their largest difference."""
-    for name, weight in model.named_parameters():
-        if not weight.isfinite().all():
-            raise InputError(f"{name} contains NaN or infinity: the training has diverged; use earlier weights")
+    check_finite(model)
     if isinstance(model, translator_graphs.TranslatorModel):
         translator = translator_graphs.remove_weight_norm(model)
         for name, graph in translator_graphs.build_graphs(translator).items():

@@ -12,13 +12,11 @@ things are replaced by equivalents:
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,8 @@ from torch.export import Dim
 from jumok.attention import arguments, core, scores
 from jumok.attention.arguments import AttentionCall
 from jumok.attention.positions import PositionEmbedding
-from jumok.errors import InputError, MissingExtra
+from jumok.data.readers.text_files import import_optional
+from jumok.errors import InputError
 from jumok.export.onnx import recurrent
 from jumok.models import hierarchical, self_attentive, seq2seq
 
@@ -186,8 +185,7 @@ def _silence_libraries() -> Iterator[None]:
 
 def create_session(path: Path, device: str = "auto") -> Any:
     """Open a file with ONNX Runtime: on the CPU with the number of threads of PyTorch, or on a GPU."""
-    require_packages("onnxruntime")
-    ort = importlib.import_module("onnxruntime")
+    ort = import_optional("onnxruntime", "export")
     providers = ["CPUExecutionProvider"]
     if device not in ("auto", "cpu"):
         if not device.startswith("cuda") or "CUDAExecutionProvider" not in ort.get_available_providers():
@@ -213,6 +211,5 @@ def run_session(session: Any, inputs: Mapping[str, Tensor]) -> NamedTensors:
 
 def require_packages(*packages: str) -> None:
     """Raise an error if a package is not installed."""
-    missing = [name for name in packages if find_spec(name) is None]
-    if missing:
-        raise MissingExtra(f'ONNX needs {" and ".join(missing)}: pip install "jumok[export]"')
+    for package in packages:
+        import_optional(package, "export")
