@@ -136,7 +136,7 @@ def test_who_is_admitted() -> None:
     first, second = queue(), queue()
     reading, counted = [False], []
     routes = {"/a": TaskRoute(1, [first, second]), "/b": TaskRoute(1, [second])}
-    admission = AdmissionControl(routes, 10, lambda: reading[0], counted.append)
+    admission = AdmissionControl(routes, ServerLimits(max_requests=10), lambda: reading[0], counted.append)
     for path in ("/a", "/b", "/models"):
         admission.check_capacity(path)
     second._pending_tokens = 100
@@ -147,7 +147,7 @@ def test_who_is_admitted() -> None:
     second._recent_tokens, second._recent_seconds = 100.0, 10.0
     with pytest.raises(OverloadedError) as refused:
         admission.check_capacity("/b")
-    assert refused.value.retry_after == 10  # 100 tokens, 10 a second
+    assert refused.value.headers == {"Retry-After": "10"}  # 100 tokens, 10 a second
     first._pending_tokens = second._pending_tokens = 0
     reading[0] = True
     with pytest.raises(OverloadedError):

@@ -305,7 +305,7 @@ def test_where_all_connections_are_busy_more_are_refused(serving: Any, echo: Ech
     with running.connected() as third:
         said = answer_of(third)
         assert said.startswith("HTTP/1.1 503")
-        assert said.endswith('{"error": "too many connections; try again in 1 s"}')
+        assert said.endswith('{"error":"too many connections; try again in 1 s"}')
     echo.open.set()
     assert [one.result().status_code for one in taken] == [200, 200]
 
