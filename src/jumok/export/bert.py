@@ -58,6 +58,17 @@ ACTIVATIONS = {
     "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new",
     "gelu_fast": "gelu_new", "relu": "relu", "silu": "swish", "swish": "swish",
 }  # fmt: skip
+CONFIG_FIELDS = {  # keys of config.json, fields of BertConfig, and the values of BERT base
+    "hidden_size": ("width", 768),
+    "num_hidden_layers": ("num_layers", 12),
+    "num_attention_heads": ("num_heads", 12),
+    "intermediate_size": ("feed_forward_width", 3072),
+    "hidden_dropout_prob": ("dropout", 0.1),
+    "attention_probs_dropout_prob": ("attention_dropout", 0.1),
+    "max_position_embeddings": ("max_positions", 512),
+    "type_vocab_size": ("num_segments", 2),
+    "layer_norm_eps": ("layer_norm_eps", 1e-12),
+}
 HEAD_ARCHITECTURES = (
     "BertForPreTraining", "BertForMaskedLM", "BertForNextSentencePrediction",
     "BertForSequenceClassification", "BertForTokenClassification", "BertForQuestionAnswering",
@@ -210,19 +221,8 @@ def _build_config(hf_config: Mapping[str, Any], folder: Path, pooler: bool) -> t
     if activation not in ACTIVATIONS:
         raise InputError(f"{folder}: hidden_act={activation!r}; supported are {', '.join(ACTIVATIONS)}")
     try:
-        config = BertConfig(
-            width=hf_config.get("hidden_size", 768),
-            num_layers=hf_config.get("num_hidden_layers", 12),
-            num_heads=hf_config.get("num_attention_heads", 12),
-            feed_forward_width=hf_config.get("intermediate_size", 3072),
-            max_positions=hf_config.get("max_position_embeddings", 512),
-            num_segments=hf_config.get("type_vocab_size", 2),
-            activation=ACTIVATIONS[activation],  # type: ignore[arg-type]
-            dropout=hf_config.get("hidden_dropout_prob", 0.1),
-            attention_dropout=hf_config.get("attention_probs_dropout_prob", 0.1),
-            layer_norm_eps=hf_config.get("layer_norm_eps", 1e-12),
-            pooler=pooler,
-        )
+        fields: dict[str, Any] = {field: hf_config.get(key, base) for key, (field, base) in CONFIG_FIELDS.items()}
+        config = BertConfig(activation=ACTIVATIONS[activation], pooler=pooler, **fields)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
         raise InputError(f"{folder / 'config.json'} is not valid: {error}") from None
     return config, hf_config.get("vocab_size", 30522)
@@ -230,28 +230,22 @@ def _build_config(hf_config: Mapping[str, Any], folder: Path, pooler: bool) -> t
 
 def _load_tensors(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
     """Copy the tensors into the model. The names must match exactly."""
-    hf_names = {name: _get_hf_names(name, model) for name in get_weights(model)}
-    expected = {name for names in hf_names.values() for name in names}
-    surplus = sorted(tensors.keys() - expected)
+    parts_by_weight = _split_weights(model)
+    expected = {hf_name: part.shape for parts in parts_by_weight.values() for hf_name, part in parts.items()}
+    surplus = sorted(tensors.keys() - expected.keys())
     if isinstance(model, BertTagger | BertSpanExtractor):  # they do not use the pooler of some folders
         surplus = [name for name in surplus if not name.startswith("pooler.")]
-    mismatch = _format_mismatch(missing=sorted(expected - tensors.keys()), surplus=surplus)
+    mismatch = _format_mismatch(missing=sorted(expected.keys() - tensors.keys()), surplus=surplus)
     if mismatch:
         raise InputError(f"{folder} does not match a {type(model).__name__}: {mismatch}")
-    wrong_shapes: list[str] = []
-    weights: dict[str, Tensor] = {}
-    for name, weight in get_weights(model).items():
-        parts = [tensors[hf_name] for hf_name in hf_names[name]]
-        shape = (len(weight) // len(parts), *weight.shape[1:])
-        wrong_shapes += [
-            f"{hf_name} has shape {tuple(part.shape)} instead of {shape}"
-            for hf_name, part in zip(hf_names[name], parts, strict=True)
-            if part.shape != shape
-        ]
-        if not wrong_shapes:
-            weights[name] = torch.cat(parts).float()
+    wrong_shapes = [
+        f"{name} has shape {tuple(tensors[name].shape)} instead of {tuple(shape)}"
+        for name, shape in expected.items()
+        if tensors[name].shape != shape
+    ]
     if wrong_shapes:
         raise InputError(f"{folder}: the weights do not match config.json: {_format_names(wrong_shapes)}")
+    weights = {name: torch.cat([tensors[part] for part in parts]).float() for name, parts in parts_by_weight.items()}
     model.load_state_dict(weights, strict=False, assign=True)
     if isinstance(model, BertPretrainingModel) and model.mlm_head is not None:
         model.mlm_head.weight = model.bert.word_embedding.weight
@@ -314,11 +308,10 @@ def _export_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors by their names in Hugging Face."""
     prefix = "" if isinstance(model, Bert) else "bert."
     tensors: dict[str, Tensor] = {}
-    for name, weight in get_weights(model).items():
-        hf_names = _get_hf_names(name, model)
-        for hf_name, part in zip(hf_names, weight.chunk(len(hf_names)), strict=True):
-            is_head = hf_name.startswith(("cls.", f"{CLASSIFIER_HEAD}.", f"{QA_HEAD}."))
-            tensors[hf_name if is_head else prefix + hf_name] = part.detach().cpu().contiguous()
+    for parts in _split_weights(model).values():
+        for name, part in parts.items():
+            is_head = name.startswith(("cls.", f"{CLASSIFIER_HEAD}.", f"{QA_HEAD}."))
+            tensors[name if is_head else prefix + name] = part.detach().cpu().contiguous()
     if _get_architecture(model) == "BertForMaskedLM":  # it has no pooler
         tensors = {name: x for name, x in tensors.items() if not name.startswith("bert.pooler.")}
     return tensors
@@ -347,17 +340,9 @@ def _build_hf_config(model: nn.Module, tokenizer: WordPieceTokenizer | None, lab
         "architectures": [_get_architecture(model)],
         "dtype": str(bert.word_embedding.weight.dtype).removeprefix("torch."),
         "vocab_size": bert.word_embedding.num_embeddings,
-        "hidden_size": config.width,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "intermediate_size": config.feed_forward_width,
+        **{key: getattr(config, field) for key, (field, _) in CONFIG_FIELDS.items()},
         "hidden_act": "silu" if config.activation == "swish" else config.activation,
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": config.attention_dropout,
-        "max_position_embeddings": config.max_positions,
-        "type_vocab_size": config.num_segments,
         "initializer_range": 0.02,
-        "layer_norm_eps": config.layer_norm_eps,
         "pad_token_id": 0 if tokenizer is None else tokenizer.pad_id,
         "tie_word_embeddings": True,
     }
@@ -392,6 +377,15 @@ def _get_encoder(model: nn.Module) -> Bert:
     if isinstance(model, BertPretrainingModel | BertClassifier | BertTagger | BertSpanExtractor):
         return model.bert
     raise InputError(f"expected a BERT, with or without a head; a {type(model).__name__} came")
+
+
+def _split_weights(model: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """Return, for each weight by its name here, the tensors of Hugging Face that it is the concatenation of."""
+    parts_by_weight = {}
+    for name, weight in get_weights(model).items():
+        hf_names = _get_hf_names(name, model)
+        parts_by_weight[name] = dict(zip(hf_names, weight.chunk(len(hf_names)), strict=True))
+    return parts_by_weight
 
 
 def _get_hf_names(weight_name: str, model: nn.Module) -> tuple[str, ...]:

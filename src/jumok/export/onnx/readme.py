@@ -6,6 +6,7 @@ from typing import Any
 
 from jumok.data.tokenizers.segmentation import WORD_REGEX
 from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
+from jumok.export.export_folder import find_tokenizer_files
 from jumok.models.bert import BertPretrainingModel, BertSpanExtractor, BertTagger
 from jumok.models.convolutional import ConvolutionalSeq2Seq
 from jumok.models.hierarchical import HierarchicalAttentionNetwork
@@ -44,20 +45,10 @@ inputs = {{
     "attention_mask": np.array([encoding.attention_mask for encoding in encodings]),
 }}
 """
-BERT_CLASSIFICATION_CODE = """\
+LOGITS_CODE = """\
 [logits] = session.run(["logits"], inputs)
-labels = json.load(open("labels.json", encoding="utf-8"))
-for text, row in zip(texts, logits):
-    probabilities = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
-    print(text, labels[row.argmax()], probabilities.max())
-"""
-BERT_REGRESSION_CODE = """\
-[numbers] = session.run(["logits"], inputs)
-for text, [number] in zip(texts, numbers):
-    print(text, number)
 """
 TAGGING_CODE = """\
-[logits] = session.run(["logits"], inputs)
 labels = json.load(open("labels.json", encoding="utf-8"))
 for words, encoding, rows in zip(texts, encodings, logits):
     first_pieces = [encoding.word_ids.index(number) for number in range(len(words))]
@@ -81,8 +72,20 @@ for row in mlm_logits:
     print([tokenizer.id_to_token(number) for number in row.argsort()[::-1][:5]])
 """
 
-# ---------------------------------------------------------------------------------------- word-attention
-# models
+# ----------------------------------------------------------------------------------- classification
+
+CLASSIFICATION_CODE = """\
+labels = json.load(open("labels.json", encoding="utf-8"))
+for text, row in zip(texts, logits):
+    probabilities = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+    print(text, labels[row.argmax()], probabilities.max())
+"""
+REGRESSION_CODE = """\
+for text, [number] in zip(texts, logits):
+    print(text, number)
+"""
+
+# --------------------------------------------------------------------------- word-attention classifiers
 
 WORD_TOKENIZER_CODE = """\
 WORD = r"{pattern}"
@@ -121,16 +124,6 @@ inputs = {
 }
 logits, attention, document_attention = session.run(["logits", "attention", "document_attention"], inputs)
 """
-WORD_CLASSIFICATION_CODE = """\
-labels = json.load(open("labels.json", encoding="utf-8"))
-for text, row in zip(texts, logits):
-    probabilities = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
-    print(text, labels[row.argmax()], probabilities.max())
-"""
-WORD_REGRESSION_CODE = """\
-for text, [number] in zip(texts, logits):
-    print(text, number)
-"""
 
 # --------------------------------------------------------------------------------------------- translation
 
@@ -143,7 +136,7 @@ encoder, step = map(onnxruntime.InferenceSession, ("encoder.onnx", "step.onnx"))
 def run(session, inputs):
     return dict(zip([output.name for output in session.get_outputs()], session.run(None, inputs)))
 
-ids = source.encode("{example}", add_special_tokens=False).ids + [3]  # </s>
+ids = source.encode("this is an example sentence", add_special_tokens=False).ids + [3]  # </s>
 state = run(encoder, {{"source_ids": np.array([ids]), "source_lengths": np.array([len(ids)])}})
 input_ids, translation = np.array([2]), []  # <s>
 while input_ids[0] != 3 and len(translation) < 2 * len(ids) + 20:
@@ -154,7 +147,6 @@ while input_ids[0] != 3 and len(translation) < 2 * len(ids) + 20:
     state |= {{name[5:]: x for name, x in outputs.items() if name.startswith("next_")}}
 print(target.decode([token_id for token_id in translation if token_id != 3]))
 """
-ATTENTION_NOTE = " The output `attention` of a step is its attention over the source."
 
 
 def format_readme(run: Run, model: Any, comparison: str) -> str:
@@ -178,32 +170,25 @@ def _select_code(run: Run, model: Any) -> tuple[str, str, str]:
     if isinstance(model, Seq2Seq | ConvolutionalSeq2Seq):
         return _select_translation_code(run, model)
     is_regression = getattr(run.recipe.data, "regression", False)
+    result_code = REGRESSION_CODE if is_regression else CLASSIFICATION_CODE
     if isinstance(model, SelfAttentiveClassifier | HierarchicalAttentionNetwork):
-        return _select_word_attention_code(run, model, is_regression)
-    return _select_bert_code(run, model, is_regression)
+        return _select_word_attention_code(run, model, result_code)
+    return _select_bert_code(run, model, result_code)
 
 
 def _select_translation_code(run: Run, model: Seq2Seq | ConvolutionalSeq2Seq) -> tuple[str, str, str]:
-    recipe = run.recipe
-    shares_tokenizer = not (run.folder / "tokenizer.source.json").exists()
-    code = TRANSLATION_CODE.format(
-        source="tokenizer.json" if shares_tokenizer else "tokenizer.source.json",
-        target="tokenizer.json" if shares_tokenizer else "tokenizer.target.json",
-        example="this is an example sentence",
-    )
+    source, target = find_tokenizer_files(run)
     notes = "The code above is greedy search."
     if getattr(model.config, "attention", "global") not in (None, "local-p"):
-        notes += ATTENTION_NOTE
-    if recipe.data.preprocessing != "none":
-        notes += (
-            f" The model was trained with `data.preprocessing: {recipe.data.preprocessing}`. The code above "
-            "does not apply it."
-        )
-    return f"A {recipe.model.type} model for translation", code, notes
+        notes += " The output `attention` of a step is its attention over the source."
+    if (preprocessing := run.recipe.data.preprocessing) != "none":
+        notes += f" The model was trained with `data.preprocessing: {preprocessing}`. The code above does not apply it."
+    description = f"A {run.recipe.model.type} model for translation"
+    return description, TRANSLATION_CODE.format(source=source, target=target), notes
 
 
 def _select_word_attention_code(
-    run: Run, model: SelfAttentiveClassifier | HierarchicalAttentionNetwork, is_regression: bool
+    run: Run, model: SelfAttentiveClassifier | HierarchicalAttentionNetwork, result_code: str
 ) -> tuple[str, str, str]:
     if isinstance(model, HierarchicalAttentionNetwork):
         input_code = HIERARCHICAL_CODE
@@ -216,45 +201,33 @@ def _select_word_attention_code(
         notes = "The output `attention` has the weights of each hop over the words of each text."
     if run.recipe.tokenizer.strip_markup:
         notes += " The model was trained without markup (<br />); remove it from your texts."
-    code = (
-        SETUP_CODE
-        + WORD_TOKENIZER_CODE.format(pattern=WORD_REGEX.pattern)
-        + input_code
-        + (WORD_REGRESSION_CODE if is_regression else WORD_CLASSIFICATION_CODE)
-    )
-    return f"A {run.recipe.model.type} classifier", code, notes
+    tokenizer_code = WORD_TOKENIZER_CODE.format(pattern=WORD_REGEX.pattern)
+    description = f"A {run.recipe.model.type} classifier"
+    return description, SETUP_CODE + tokenizer_code + input_code + result_code, notes
 
 
-def _select_bert_code(run: Run, model: Any, is_regression: bool) -> tuple[str, str, str]:
-    recipe = run.recipe
+def _select_bert_code(run: Run, model: Any, result_code: str) -> tuple[str, str, str]:
+    recipe, options = run.recipe, ""
     notes = f"A text can have up to {model.bert.config.max_positions} tokens."
     if isinstance(model, BertPretrainingModel):
-        description, code = "A BERT for masked words", FILL_MASK_CODE
+        purpose, code = "masked words", FILL_MASK_CODE
         texts = '["the capital of france is [MASK] ."]'
         if model.nsp_head is not None:
             notes += " The output `nsp_logits` has two columns: the second text follows the first, or it does not."
     elif isinstance(model, BertSpanExtractor):
-        description = "A BERT for question answering"
-        code = ANSWERING_CODE.format(max_tokens=recipe.decode.max_answer_tokens)
+        purpose, code = "question answering", ANSWERING_CODE.format(max_tokens=recipe.decode.max_answer_tokens)
         texts = '[("Where is Seoul?", "Seoul is the capital of Korea.")]'
         if recipe.data.has_unanswerable:
             notes += " If `start[0] + end[0]` is larger than all scores, the question has no answer."
     elif isinstance(model, BertTagger):
-        description, code = "A BERT for tagging", TAGGING_CODE
+        purpose, code, options = "tagging", LOGITS_CODE + TAGGING_CODE, ", is_pretokenized=True"
         texts = '["Ekeus heads for Baghdad .".split()]'
     else:
-        description, code = "A BERT for classification", BERT_CLASSIFICATION_CODE
-        if is_regression:
-            description, code = "A BERT for regression", BERT_REGRESSION_CODE
-        texts = '["a film that makes you happy", "dull"]'
+        purpose = "regression" if result_code == REGRESSION_CODE else "classification"
+        code, texts = LOGITS_CODE + result_code, '["a film that makes you happy", "dull"]'
         if recipe.data.pair_column is not None:
             texts = '[("He is old.", "He is young."), ("A man eats.", "Somebody eats.")]'
     tokenizer = WordPieceTokenizer.load(run.folder)
-    input_code = BERT_INPUT_CODE.format(
-        pad=tokenizer.pad_id,
-        pad_token=tokenizer.special_tokens["pad"],
-        texts=texts,
-        options=", is_pretokenized=True" if isinstance(model, BertTagger) else "",
-    )
-    all_code = SETUP_CODE + input_code + code.replace("[MASK]", tokenizer.special_tokens["mask"])
-    return description, all_code, notes
+    pad, mask = tokenizer.special_tokens["pad"], tokenizer.special_tokens["mask"]
+    input_code = BERT_INPUT_CODE.format(pad=tokenizer.pad_id, pad_token=pad, texts=texts, options=options)
+    return f"A BERT for {purpose}", SETUP_CODE + input_code + code.replace("[MASK]", mask), notes
