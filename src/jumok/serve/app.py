@@ -20,12 +20,12 @@ request.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, create_model
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
@@ -43,9 +43,10 @@ from jumok.serve.request_guard import RequestGuard
 from jumok.serve.request_handler import INTERNAL_ERROR_MESSAGE, RequestHandler
 from jumok.serve.responses import JSON_MEDIA_TYPE, ResponseMiddleware, build_error_response
 from jumok.serve.served_model import ServedModel, SizeEstimator
-from jumok.tasks.api import RequestTooLarge, TaskService, format_request_error
+from jumok.tasks.api import RequestTooLarge, TaskResponse, TaskService, format_request_error
 
 BINARY_SCHEMA = {"type": "string", "format": "binary"}
+ResponseT = TypeVar("ResponseT", bound=TaskResponse)
 SHUTDOWN_MARGIN_SECONDS = 0.3  # of shutdown_timeout, to reject requests and to stop the threads
 
 
@@ -53,6 +54,14 @@ class ErrorResponse(BaseModel):
     """An error message."""
 
     error: str
+
+
+class ResponseWithAttention(BaseModel, Generic[ResponseT]):
+    """The response, and the URL of its attention page."""
+
+    prediction: ResponseT
+    attention_url: str
+    expires_in_seconds: float
 
 
 class ModelInfo(BaseModel):
@@ -144,14 +153,7 @@ def _add_task_endpoints(app: FastAPI, handler: RequestHandler, attention_pages: 
     """Add the endpoints of one task, and return their paths."""
     service = handler.service
     request_type, response_type = service.request_type, service.response_type
-    attention_response_type = create_model(
-        f"{response_type.__name__}WithAttention",
-        __base__=BaseModel,
-        prediction=(response_type, ...),
-        attention_url=(str, ...),
-        expires_in_seconds=(float, ...),
-    )
-    attention_response_type.__doc__ = "The response, and the URL of its attention page."
+    attention_response_type = ResponseWithAttention[response_type]  # type: ignore[valid-type]
 
     async def predict(request: Request, payload: request_type) -> Response:  # type: ignore[valid-type]
         response = await handler.respond(request, payload)
@@ -173,9 +175,8 @@ def _add_task_endpoints(app: FastAPI, handler: RequestHandler, attention_pages: 
 
     async def stream(request: Request, payload: request_type) -> Response:  # type: ignore[valid-type]
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(
-            await handler.stream_events(request, payload), media_type="text/event-stream", headers=headers
-        )
+        events = await handler.stream_events(request, payload)
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
     class RequestParsingRoute(APIRoute):
         """Reads requests with ``request_parsing``. FastAPI only describes the endpoint by its signature."""
@@ -214,21 +215,12 @@ def _add_task_endpoints(app: FastAPI, handler: RequestHandler, attention_pages: 
     if response_type.media_type is not None:
         file_response = {200: {"content": {response_type.media_type: {"schema": BINARY_SCHEMA}}}}
     add_route(path, predict, summary, response_model=response_type, responses=file_response)
-    add_route(
-        f"/attend{path}",
-        attend,
-        f"{summary} With the URL of an attention page.",
-        response_model=attention_response_type,
-    )
+    attention_summary = f"{summary} With the URL of an attention page."
+    add_route(f"/attend{path}", attend, attention_summary, response_model=attention_response_type)
     if service.supports_streaming:
-        event_response: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
-        add_route(
-            f"{path}/stream",
-            stream,
-            f"{summary} Events: text (all text so far) or segment, then done (the response) or error.",
-            response_class=StreamingResponse,
-            responses=event_response,
-        )
+        stream_summary = f"{summary} Events: text (all text so far) or segment, then done (the response) or error."
+        events: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+        add_route(f"{path}/stream", stream, stream_summary, response_class=StreamingResponse, responses=events)
     return paths
 
 

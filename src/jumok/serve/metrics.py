@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,39 +20,26 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.http_requests = Counter(
-            "jumok_http_requests", "Number of HTTP requests.", ["path", "status"], registry=self.registry
-        )
-        self.request_duration = Histogram(
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.http_requests = counter("jumok_http_requests", "Number of HTTP requests.", ["path", "status"])
+        self.request_duration = histogram(
             "jumok_http_request_duration_seconds",
             "Time from the request head to the end of the response.",
             ["path"],
             buckets=DURATION_BUCKETS,
-            registry=self.registry,
         )
-        self.batch_size = Histogram(
-            "jumok_batch_size",
-            "Number of requests per batch.",
-            ["model"],
-            buckets=BATCH_SIZE_BUCKETS,
-            registry=self.registry,
+        self.batch_size = histogram(
+            "jumok_batch_size", "Number of requests per batch.", ["model"], buckets=BATCH_SIZE_BUCKETS
         )
-        self.batch_duration = Histogram(
-            "jumok_batch_duration_seconds",
-            "Time to compute a batch.",
-            ["model"],
-            buckets=DURATION_BUCKETS,
-            registry=self.registry,
+        self.batch_duration = histogram(
+            "jumok_batch_duration_seconds", "Time to compute a batch.", ["model"], buckets=DURATION_BUCKETS
         )
-        self.processed_tokens = Counter(
-            "jumok_processed_tokens", "Number of tokens processed.", ["model"], registry=self.registry
+        self.processed_tokens = counter("jumok_processed_tokens", "Number of tokens processed.", ["model"])
+        self._pending_tokens = gauge(
+            "jumok_pending_tokens", "Number of tokens in the queue and in progress.", ["model"]
         )
-        self._pending_tokens = Gauge(
-            "jumok_pending_tokens", "Number of tokens in the queue and in progress.", ["model"], registry=self.registry
-        )
-        self._queued_requests = Gauge(
-            "jumok_queued_requests", "Number of requests in the queue.", ["model"], registry=self.registry
-        )
+        self._queued_requests = gauge("jumok_queued_requests", "Number of requests in the queue.", ["model"])
 
     def build_batch_callback(self, model: str) -> Callable[[int, int, float], None]:
         """Build the function that the batcher of a model calls after every batch."""
