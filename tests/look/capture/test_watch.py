@@ -18,8 +18,8 @@ from torch.nn.modules import module as module_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from jumok.errors import InputError
-from jumok.look.capture.adapters import patching
-from jumok.look.capture.adapters.call_site import OBSERVERS
+from jumok.look.capture import patching
+from jumok.look.capture.observer import OBSERVERS
 from jumok.look.capture.watch import watch
 
 HELD = F.scaled_dot_product_attention

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from jumok.errors import InputError
-from jumok.look.capture.adapters.weight_tracker import get_tracker
 from jumok.look.capture.watch import watch
+from jumok.look.capture.weight_tracking.weight_tracker import get_tracker
 from jumok.look.views.ablation import knock_out
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

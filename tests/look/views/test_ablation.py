@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jumok.errors import InputError
-from jumok.look.capture.adapters import patching
+from jumok.look.capture import patching
 from jumok.look.capture.watch import watch
 from jumok.look.views.ablation import knock_out
 

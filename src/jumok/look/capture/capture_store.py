@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from jumok.errors import InputError
-from jumok.look.capture.adapters.call_site import ObservedCall
-from jumok.look.capture.adapters.softmax_analysis import return_scores
 from jumok.look.capture.captured_attention import CapturedAttention, ScoreMod
 from jumok.look.capture.merge import AttentionPart, merge_parts
+from jumok.look.capture.observer import ObservedCall
 from jumok.look.views.row_chunks import iterate_row_chunks
 
 MAX_SHARED_MASKS = 8  # that a model uses at the same time
@@ -103,7 +102,7 @@ class MergedCalls:
         if len(self.calls) > 1:
             parts = [AttentionPart.from_attention(call) for call in self.calls]
             merged = merge_parts(parts, self.first_call.key, self.first_call.scale, self.first_call.softcap)
-            lses = [call.lse for call in self.calls if call.lse is not None and call.score_function is return_scores]
+            lses = [call.lse for call in self.calls if call.lse is not None and call.has_only_scores]
             if len(lses) == len(self.calls):
                 merged = replace(merged, lse=torch.cat(lses, dim=-1))
         return merged if self.sink is None else add_sink(merged, self.sink)
@@ -115,7 +114,7 @@ def is_continuation(previous: CapturedAttention, current: CapturedAttention) -> 
     The keys are the same tensor, not one with equal numbers; the queries are the next single one, or those
     that follow the previous ones in memory. Other queries are a second attention to these keys.
     """
-    if previous.score_function is return_scores and current.score_function is return_scores:
+    if previous.has_only_scores and current.has_only_scores:
         # There are no keys to compare, but steps of a loop look like this.
         return (
             previous.shape == current.shape

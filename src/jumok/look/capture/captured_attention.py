@@ -55,6 +55,22 @@ class CapturedAttention:
         _check_attention(self)
         object.__setattr__(self, "_row_sums", _RowSums(self.shape[:3], self.lse))
 
+    @classmethod
+    def from_scores(cls, scores: Tensor, lse: Tensor | None = None) -> CapturedAttention:
+        """Capture complete scores ``(B, H, Q, K)``, which take the place of the queries."""
+        no_keys = scores.new_zeros(()).expand(scores.shape[0], 1, scores.shape[3], 1)
+        return cls(scores, no_keys, score_function=return_scores, lse=lse)
+
+    @classmethod
+    def from_weights(cls, weights: Tensor) -> CapturedAttention:
+        """Capture complete weights ``(B, H, Q, K)``: their logarithms are scores that need no normalization."""
+        return cls.from_scores(weights.log(), lse=weights.new_zeros(weights.shape[:3]))
+
+    @property
+    def has_only_scores(self) -> bool:
+        """Whether it was captured by :meth:`from_scores`."""
+        return self.score_function is return_scores
+
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(B, H, Q, K)."""
@@ -160,6 +176,11 @@ class CapturedAttention:
         if cols.stop - 1 > rows.start + self.diagonal:
             return False
         return self.window is None or cols.start > rows.stop - 1 + self.diagonal - self.window
+
+
+def return_scores(rows: Tensor, keys: Tensor) -> Tensor:
+    """Return the queries: a score function for scores in place of queries."""
+    return rows
 
 
 class _RowSums:

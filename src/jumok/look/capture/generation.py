@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from jumok.look.capture.adapters.call_site import GenerateResult, ObservedCall
-from jumok.look.capture.adapters.softmax_analysis import return_scores
 from jumok.look.capture.capture_store import MergedCalls
 from jumok.look.capture.captured_attention import CapturedAttention
 from jumok.look.capture.generation_steps import (
@@ -32,6 +30,7 @@ from jumok.look.capture.generation_steps import (
     SingleStepAttention,
 )
 from jumok.look.capture.merge import AttentionPart, MaskCache, merge_parts
+from jumok.look.capture.observer import GenerateResult, ObservedCall
 
 if TYPE_CHECKING:
     from jumok.look.capture.watch import CaptureObserver
@@ -328,7 +327,7 @@ class GenerationLayer:
             if not _is_blocked_from(attention, num_stored + num_queries):
                 raise GenerationMergeError("it attends to keys that no step has computed")
             num_past = num_stored
-        if num_past < num_stored and attention.score_function is return_scores:
+        if num_past < num_stored and attention.has_only_scores:
             raise GenerationMergeError("it has only scores, which do not show which keys were dropped from its cache")
         # A sliding window drops the first keys, assisted decoding drops the last ones after a rejection.
         for first in dict.fromkeys((num_stored - num_past, 0)):

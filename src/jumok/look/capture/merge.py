@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from jumok.errors import InputError
-from jumok.look.capture.adapters.softmax_analysis import return_scores
-from jumok.look.capture.captured_attention import CapturedAttention, ScoreFunction, ScoreMod
+from jumok.look.capture.captured_attention import CapturedAttention, ScoreFunction, ScoreMod, return_scores
 
 # Masks that several layers share, with references to the tensors whose ids are in the keys.
 MaskCache = dict[Any, tuple[Tensor, Any]]

@@ -15,21 +15,21 @@ from torch import Tensor, nn
 
 from jumok.errors import InputError
 from jumok.look.capture.adapters import attach_observer
-from jumok.look.capture.adapters.call_site import GenerateResult, ObservedCall, Observer
-from jumok.look.capture.adapters.compile_check import require_uncompiled
-from jumok.look.capture.adapters.module_stack import (
+from jumok.look.capture.axis_tokens import TokenLookup, extract_token_ids, find_token_embeddings
+from jumok.look.capture.capture_store import CaptureStore, MergedCalls, is_continuation
+from jumok.look.capture.captured_attention import CapturedAttention
+from jumok.look.capture.captures import CapturedLayer, Captures, CaptureSource, matches_pattern
+from jumok.look.capture.compile_check import require_uncompiled
+from jumok.look.capture.generation import GenerationCapture
+from jumok.look.capture.module_stack import (
     ModuleFrame,
     get_class_name,
     infer_kind_from_name,
     looks_like_attention,
     may_attend,
 )
-from jumok.look.capture.adapters.softmax_analysis import UNUSED_REASON
-from jumok.look.capture.axis_tokens import TokenLookup, extract_token_ids, find_token_embeddings
-from jumok.look.capture.capture_store import CaptureStore, MergedCalls, is_continuation
-from jumok.look.capture.captured_attention import CapturedAttention
-from jumok.look.capture.captures import CapturedLayer, Captures, CaptureSource, matches_pattern
-from jumok.look.capture.generation import GenerationCapture
+from jumok.look.capture.observer import GenerateResult, ObservedCall, Observer
+from jumok.look.capture.weight_tracking.softmax_analysis import UNUSED_REASON
 
 LayerFilter = str | Sequence[str] | Callable[[str], bool]
 

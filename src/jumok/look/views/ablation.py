@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from jumok.errors import InputError
 from jumok.look.capture.adapters import attach_observer
-from jumok.look.capture.adapters.call_site import FusedLayerInputs, ObservedCall, Observer
-from jumok.look.capture.adapters.compile_check import require_uncompiled
-from jumok.look.capture.adapters.module_stack import infer_kind_from_name, looks_like_attention
-from jumok.look.capture.adapters.softmax_analysis import return_scores
 from jumok.look.capture.capture_store import is_continuation, is_same_tensor
 from jumok.look.capture.captured_attention import CapturedAttention
 from jumok.look.capture.captures import suggest_name
+from jumok.look.capture.compile_check import require_uncompiled
+from jumok.look.capture.module_stack import infer_kind_from_name, looks_like_attention
+from jumok.look.capture.observer import FusedLayerInputs, ObservedCall, Observer
 
 AttentionEdge = tuple[int, int] | tuple[int, int, int]  # (query, key), or (head, query, key)
 
@@ -111,7 +110,7 @@ class AblationObserver(Observer):
     def modify_attention(self, name: str, attention: CapturedAttention) -> CapturedAttention:
         ablation = self._select_ablation(name, attention.shape, attention)
         # Weights have been modified already.
-        has_weights = attention.score_function is return_scores and attention.lse is not None
+        has_weights = attention.has_only_scores and attention.lse is not None
         if ablation is None or has_weights:
             return attention
         score_mod = attention.score_mod
@@ -120,7 +119,7 @@ class AblationObserver(Observer):
             if score_mod is not None:
                 scores = score_mod(scores, b, h, q, k)
             removed = ablation.contains(h, q, k)
-            if attention.score_function is return_scores:  # masked scores are removed, too
+            if attention.has_only_scores:  # masked scores are removed, too
                 removed = removed | (_is_masked(scores) & removed.any(-1, keepdim=True))
             return scores.masked_fill(removed, -torch.inf)
 

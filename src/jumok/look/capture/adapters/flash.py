@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from jumok.look.capture.adapters.call_site import get_call_site, suppress_reports
-from jumok.look.capture.adapters.patching import Function, WrapperFactory
+from jumok.look.capture.call_site import UnsupportedCallError, wrap_kernel
 from jumok.look.capture.captured_attention import CapturedAttention
+from jumok.look.capture.observer import ObservedCall
+from jumok.look.capture.patching import FunctionPatch
 
 UNSUPPORTED_FUNCTIONS = {
     "flash_attn": (
@@ -32,78 +34,44 @@ UNSUPPORTED_FUNCTIONS = {
 }
 
 
-def get_wrappers() -> dict[Function, WrapperFactory]:
-    """Return wrappers for the functions of the packages that are loaded."""
-    wrappers: dict[Function, WrapperFactory] = {}
+def list_patches(model: nn.Module) -> Iterator[FunctionPatch]:
+    """List the patches of the functions of the packages that are loaded."""
+    read_calls = {("flash_attn", "flash_attn_func"): _read_flash_call}
     for module, names in UNSUPPORTED_FUNCTIONS.items():
-        for name in names:
-            function = getattr(sys.modules.get(module), name, None)
-            if callable(function):
-                wrappers[function] = functools.partial(_wrap_unsupported, f"{module}.{name}")
-    function = getattr(sys.modules.get("flash_attn"), "flash_attn_func", None)
-    return wrappers | ({function: _wrap_flash_attention} if callable(function) else {})
+        read_calls |= {(module, name): functools.partial(_refuse_call, f"{module}.{name}") for name in names}
+    for (module, name), read_call in read_calls.items():
+        function = getattr(sys.modules.get(module), name, None)
+        if callable(function):
+            yield FunctionPatch(function, functools.partial(wrap_kernel, read_call=read_call, is_bqhd=True))
 
 
-def _wrap_unsupported(name: str, attention: Function) -> Function:
-    def run_unsupported(*args: Any, **options: Any) -> Any:
-        site = get_call_site()
-        if site is None:
-            return attention(*args, **options)
-        site.report_missed(f"it calls {name}, which is not supported; F.scaled_dot_product_attention is")
-        with suppress_reports(entirely=True):
-            return attention(*args, **options)
-
-    return run_unsupported
+def _refuse_call(name: str, *args: Any, **options: Any) -> NoReturn:
+    raise UnsupportedCallError(f"it calls {name}, which is not supported; F.scaled_dot_product_attention is")
 
 
-class _FlashCall(NamedTuple):
-    """The arguments of ``flash_attn_func``."""
-
-    q: Tensor  # (B, Q, H, D)
-    k: Tensor  # (B, K, G, D)
-    v: Tensor
-    dropout_p: float = 0.0
-    softmax_scale: float | None = None
-    causal: bool = False
-    window_size: tuple[int, int] = (-1, -1)
-    softcap: float = 0.0
-    alibi_slopes: Tensor | None = None
-    deterministic: bool = False
-    return_attn_probs: bool = False
-
-
-def _wrap_flash_attention(attention: Function) -> Function:
-    def flash_attn_func(*args: Any, **options: Any) -> Any:
-        site = get_call_site()
-        if site is None:
-            return attention(*args, **options)
-        with suppress_reports(entirely=True):
-            result = attention(*args, **options)
-        call = _FlashCall(*args, **options)
-        if call.alibi_slopes is not None:
-            site.report_missed("FlashAttention with alibi_slopes; give F.scaled_dot_product_attention a mask of them")
-            return result
-
-        def capture() -> CapturedAttention:
-            query, key = call.q.transpose(1, 2), call.k.transpose(1, 2)
-            scale = query.shape[-1] ** -0.5 if call.softmax_scale is None else call.softmax_scale
-            left, right = (None if size < 0 else size for size in call.window_size)
-            return capture_windowed_attention(
-                query, key, scale, call.softcap or None, None, left, 0 if call.causal else right
-            )
-
-        captured = site.try_capture(capture)
-        if captured is None:
-            return result
-        out = (result[0] if isinstance(result, tuple) else result).transpose(1, 2)
-        modified = site.modify_output(captured, call.v.transpose(1, 2), out)
-        site.report(captured)
-        if modified is out:
-            return result
-        modified = modified.transpose(1, 2)
-        return (modified, *result[1:]) if isinstance(result, tuple) else modified
-
-    return flash_attn_func
+def _read_flash_call(
+    result: Any,
+    q: Tensor,  # (B, Q, H, D)
+    k: Tensor,  # (B, K, G, D)
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> ObservedCall:
+    if alibi_slopes is not None:
+        raise UnsupportedCallError(
+            "FlashAttention with alibi_slopes; give F.scaled_dot_product_attention a mask of them"
+        )
+    query, key, value = (x.transpose(1, 2) for x in (q, k, v))
+    scale = query.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    left, right = (None if size < 0 else size for size in window_size)
+    right = 0 if causal else right
+    return ObservedCall(capture_windowed_attention(query, key, scale, softcap or None, None, left, right), value)
 
 
 def capture_windowed_attention(

@@ -2,78 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterator
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from jumok.look.capture.adapters.call_site import get_call_site, suppress_reports
-from jumok.look.capture.adapters.closures import collect_tensors
-from jumok.look.capture.adapters.patching import Function, WrapperFactory
-from jumok.look.capture.adapters.weight_tracker import get_tracker
+from jumok.look.capture.call_site import UnsupportedCallError, wrap_kernel
 from jumok.look.capture.captured_attention import CapturedAttention, ScoreMod
+from jumok.look.capture.closures import collect_tensors
+from jumok.look.capture.observer import ObservedCall
+from jumok.look.capture.patching import Function, FunctionPatch
+from jumok.look.capture.weight_tracking.weight_tracker import get_tracker
 
 
-class _FlexCall(NamedTuple):
-    """The arguments of ``flex_attention``."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    score_mod: Function | None = None
-    block_mask: BlockMask | None = None
-    scale: float | None = None
-    enable_gqa: bool = False
-    return_lse: bool = False
-    kernel_options: Any = None
-    return_aux: Any = None
+def list_patches(model: nn.Module) -> Iterator[FunctionPatch]:
+    """List the patches of the function."""
+    yield FunctionPatch(cast(Function, flex_attention), wrap_flex_attention)
 
 
 def wrap_flex_attention(attention: Function) -> Function:
     """Wrap this function, or one that was compiled from it."""
-
-    def watched_flex_attention(*args: Any, **options: Any) -> Any:
-        site = get_call_site()
-        if site is None:
-            return attention(*args, **options)
-        with get_tracker().suspend(), suppress_reports(entirely=True):
-            result = attention(*args, **options)
-        call = _FlexCall(*args, **options)
-        if call.query.is_nested:
-            site.report_missed("FlexAttention of nested sequences; pad them, or pack them into one row")
-            return result
-        out, *extra_outputs = result if isinstance(result, tuple) else (result,)
-        captured = site.try_capture(lambda: _capture_call(call, _extract_lse(call, extra_outputs)))
-        if captured is None:
-            return result
-        modified = site.modify_output(captured, call.value, out)
-        mask_mod = None if call.block_mask is None else call.block_mask.mask_mod
-        site.report(captured, score_tensors=collect_tensors(call.score_mod, mask_mod))
-        return result if modified is out else (modified, *extra_outputs) if extra_outputs else modified
-
-    return watched_flex_attention
+    return wrap_kernel(attention, _read_call, run_within=lambda: get_tracker().suspend())
 
 
-def get_wrappers() -> dict[Function, WrapperFactory]:
-    """Return the wrapper of the function."""
-    return {cast(Function, flex_attention): wrap_flex_attention}
-
-
-def _capture_call(call: _FlexCall, lse: Tensor | None) -> CapturedAttention:
-    scale = call.query.shape[-1] ** -0.5 if call.scale is None else call.scale
-    key = call.key.expand(len(call.query), *call.key.shape[1:])
-    return CapturedAttention(
-        call.query, key, scale=scale, score_mod=_build_score_mod(call.score_mod, call.block_mask), lse=lse
+def _read_call(
+    result: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Function | None = None,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: Any = None,
+    return_aux: Any = None,
+) -> ObservedCall:
+    if query.is_nested:
+        raise UnsupportedCallError("FlexAttention of nested sequences; pad them, or pack them into one row")
+    lse = None  # (B, H, Q), if the caller requested it
+    if isinstance(result, tuple):
+        lse = result[1] if isinstance(result[1], Tensor) else result[1].lse
+        lse = lse if lse is None or lse.shape == query.shape[:3] else None
+    attention = CapturedAttention(
+        query,
+        key.expand(len(query), *key.shape[1:]),
+        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        score_mod=_build_score_mod(score_mod, block_mask),
+        lse=lse,
     )
-
-
-def _extract_lse(call: _FlexCall, extra_outputs: list[Any]) -> Tensor | None:
-    """Return the row log-sum-exp, if the caller requested it."""
-    if not extra_outputs:
-        return None
-    lse = extra_outputs[0] if isinstance(extra_outputs[0], Tensor) else extra_outputs[0].lse
-    return lse if lse is None or lse.shape == call.query.shape[:3] else None
+    mask_mod = None if block_mask is None else block_mask.mask_mod
+    return ObservedCall(attention, value, score_tensors=collect_tensors(score_mod, mask_mod))
 
 
 def _build_score_mod(score_mod: Function | None, block_mask: BlockMask | None) -> ScoreMod | None:

@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
 from jumok.errors import InputError
-from jumok.look.capture.adapters.call_site import OBSERVERS, GenerateResult
-from jumok.look.capture.adapters.patching import Function, patch_attribute
+from jumok.look.capture.observer import OBSERVERS, GenerateResult
+from jumok.look.capture.patching import AttributePatch, Function
 
 PROMPT_ARGUMENT_PREFIXES = ("input", "pixel", "attention")  # of arguments with one row for each prompt
 
 
-@contextmanager
-def install_patches(model: nn.Module) -> Iterator[None]:
-    """Report the start and the end of generations to observers."""
-    with ExitStack() as stack:
-        classes = {type(module) for module in model.modules()}
-        # Patch the class, so that copies of the model are not affected, and each class with its own method:
-        # Whisper's ``generate`` returns only a part of what the search inside it returned.
-        for owner in {base for cls in classes for base in cls.__mro__}:
-            if callable(vars(owner).get("generate")):
-                stack.enter_context(patch_attribute(owner, "generate", _wrap_generate))
-        for cls in classes:
-            if callable(getattr(cls, "get_compiled_call", None)):
-                stack.enter_context(patch_attribute(cls, "get_compiled_call", _wrap_get_compiled_call))
-        caches = sys.modules.get("transformers.cache_utils")
-        if caches is not None:
-            for cls in (caches.Cache, caches.EncoderDecoderCache):
-                stack.enter_context(patch_attribute(cls, "reorder_cache", _wrap_reorder_cache))
-        yield
+def list_patches(model: nn.Module) -> Iterator[AttributePatch]:
+    """List the patches that report the start and the end of generations."""
+    classes = {type(module) for module in model.modules()}
+    # Patch the class, so that copies of the model are not affected, and each class with its own method:
+    # Whisper's ``generate`` returns only a part of what the search inside it returned.
+    for owner in {base for cls in classes for base in cls.__mro__}:
+        if callable(vars(owner).get("generate")):
+            yield AttributePatch(owner, "generate", _wrap_generate)
+    for cls in classes:
+        if callable(getattr(cls, "get_compiled_call", None)):
+            yield AttributePatch(cls, "get_compiled_call", _wrap_get_compiled_call)
+    caches = sys.modules.get("transformers.cache_utils")
+    if caches is not None:
+        for cls in (caches.Cache, caches.EncoderDecoderCache):
+            yield AttributePatch(cls, "reorder_cache", _wrap_reorder_cache)
 
 
 def _wrap_generate(generate: Function) -> Function:
@@ -77,11 +73,8 @@ def _wrap_reorder_cache(reorder_cache: Function) -> Function:
 
 def _count_prompts(*args: Any, **options: Any) -> int:
     """Return the number of prompts; 1 if there is none."""
-    arguments = [
-        *args,
-        *(value for name, value in options.items() if name.startswith(PROMPT_ARGUMENT_PREFIXES)),
-    ]
-    return next((len(x) for x in arguments if isinstance(x, Tensor) and x.dim() > 0), 1)
+    inputs = [value for name, value in options.items() if name.startswith(PROMPT_ARGUMENT_PREFIXES)]
+    return next((len(x) for x in (*args, *inputs) if isinstance(x, Tensor) and x.dim() > 0), 1)
 
 
 def _wrap_get_compiled_call(get_compiled_call: Function) -> Function:

@@ -9,42 +9,35 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from jumok.look.capture.adapters import flash, flex, softmax, softmax_analysis
-from jumok.look.capture.adapters.call_site import (
+from jumok.look.capture.adapters import flash, flex, handwritten
+from jumok.look.capture.call_site import (
+    CallHints,
     CallSite,
+    UnsupportedCallError,
     get_call_site,
-    provide_call_hints,
+    provide_hints,
     suppress_reports,
 )
-from jumok.look.capture.adapters.patching import Function, WrapperFactory, patch_attribute
 from jumok.look.capture.captured_attention import CapturedAttention
+from jumok.look.capture.observer import ObservedCall
+from jumok.look.capture.patching import AttributePatch, Function, FunctionPatch
 
 LEADING_ARGUMENTS = ("module", "query", "key", "value", "attention_mask")  # of every implementation
 WEIGHT_TOLERANCE = 0.02  # weights computed twice in bfloat16 differ by less
 PACKED_ARGUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens")  # for several sequences in one row
 
 
-def get_wrappers() -> dict[Function, WrapperFactory]:
-    """Return the wrapper of the function that calls the compiled FlexAttention."""
-    module = sys.modules.get("transformers.integrations.flex_attention")
-    return {} if module is None else {module.compile_friendly_flex_attention: _wrap_compiled_flex}
-
-
-@contextmanager
-def install_patches() -> Iterator[None]:
-    """Report the implementations that models look up."""
-    module = sys.modules.get("transformers.modeling_utils")
-    if module is None:  # transformers is not loaded
-        yield
-        return
-    with patch_attribute(module.AttentionInterface, "get_interface", _wrap_get_interface):
-        yield
+def list_patches(model: nn.Module) -> Iterator[FunctionPatch | AttributePatch]:
+    """List the patches of the lookup and of the function that calls the compiled FlexAttention."""
+    if (module := sys.modules.get("transformers.modeling_utils")) is not None:
+        yield AttributePatch(module.AttentionInterface, "get_interface", _wrap_get_interface)
+    if (module := sys.modules.get("transformers.integrations.flex_attention")) is not None:
+        yield FunctionPatch(module.compile_friendly_flex_attention, _wrap_compiled_flex)
 
 
 def _wrap_compiled_flex(attention: Function) -> Function:
@@ -62,14 +55,12 @@ def _wrap_compiled_flex(attention: Function) -> Function:
 def _wrap_get_interface(get_interface: Function) -> Function:
     def get(self: Any, attn_implementation: Any, default: Any) -> Any:
         attention = get_interface(self, attn_implementation, default)
-        if torch.compiler.is_compiling() or get_call_site() is None:
-            return attention
-        return _wrap_implementation(attention, str(attn_implementation))
+        return attention if get_call_site() is None else _wrap_implementation(attention, str(attn_implementation))
 
     return get
 
 
-class _HuggingFaceCall(NamedTuple):
+class _ImplementationCall(NamedTuple):
     """A call of an implementation."""
 
     module: nn.Module
@@ -87,15 +78,16 @@ class _HuggingFaceCall(NamedTuple):
 
 def _wrap_implementation(attention: Function, implementation: str) -> Function:
     def attend(*args: Any, **options: Any) -> Any:
-        def run() -> Any:
-            return attention(*args, **options)
-
         arguments = dict(zip(LEADING_ARGUMENTS, args, strict=False)) | options
         site = get_call_site(arguments["module"])
         if site is None:
-            return run()
+            return attention(*args, **options)
         leading = (arguments["module"], arguments["query"], arguments["key"], arguments["value"])
-        call = _HuggingFaceCall(*leading, mask=arguments.get("attention_mask"), options=options)
+        call = _ImplementationCall(*leading, mask=arguments.get("attention_mask"), options=options)
+
+        def run() -> Any:
+            return attention(*args, **options)
+
         if implementation in ("eager", "None"):
             return _run_eager(site, call, run)
         if "flash" in implementation:
@@ -105,23 +97,24 @@ def _wrap_implementation(attention: Function, implementation: str) -> Function:
     return attend
 
 
-def _run_eager(site: CallSite, call: _HuggingFaceCall, run: Function) -> Any:
+def _run_eager(site: CallSite, call: _ImplementationCall, run: Function) -> Any:
     """Run ``softmax(q kᵀ + bias + mask) v``, as written out by each model."""
-    with suppress_reports(entirely=False), softmax.catch_scores() as scores:
+    with suppress_reports(entirely=False), handwritten.catch_scores() as scores:
         out = run()
 
-    def capture() -> CapturedAttention:
+    def read_call() -> ObservedCall:
         mask = call.mask[..., : call.key.shape[2]] if isinstance(call.mask, Tensor) else None
         bias = call.options.get("position_bias")
         if bias is not None:
             mask = bias if mask is None else bias + mask
-        return CapturedAttention(call.query, call.key, call.scale, call.options.get("softcap"), mask)
+        attention = CapturedAttention(call.query, call.key, call.scale, call.options.get("softcap"), mask)
+        if len(scores) == 1 and scores[0].dim() == 4 and not _scores_match(attention, scores[0]):
+            return ObservedCall(CapturedAttention.from_scores(scores[0]))  # this model modifies its scores
+        return ObservedCall(attention, sink=getattr(call.module, "sinks", None))
 
-    captured, sink = site.try_capture(capture), getattr(call.module, "sinks", None)
-    if captured is not None and len(scores) == 1 and scores[0].dim() == 4 and not _scores_match(captured, scores[0]):
-        captured, sink = softmax_analysis.capture_scores(scores[0]), None  # this model modifies its scores
-    if captured is not None:
-        site.report(captured, sink=sink)
+    observed = site.read_call(read_call)
+    if observed is not None:
+        site.report(observed)
     return out
 
 
@@ -143,47 +136,43 @@ def _scores_match(attention: CapturedAttention, scores: Tensor) -> bool:
     return True
 
 
-def _run_flash(site: CallSite, call: _HuggingFaceCall, run: Function) -> Any:
+def _run_flash(site: CallSite, call: _ImplementationCall, run: Function) -> Any:
     """Run FlashAttention: the mask is 0/1 ``(B, K)``, causal is aligned at the bottom right."""
     with suppress_reports(entirely=True):
         result = run()
-    if any(call.options.get(name) is not None for name in PACKED_ARGUMENTS):
-        site.report_missed("FlashAttention over packed sequences; give it one sequence a row")
-        return result
 
-    def capture() -> CapturedAttention:
-        keys, window, causal = (
-            call.key.shape[2],
-            call.options.get("sliding_window"),
-            call.options.get("is_causal"),
-        )
+    def read_call() -> ObservedCall:
+        options = call.options
+        if any(options.get(name) is not None for name in PACKED_ARGUMENTS):
+            raise UnsupportedCallError("FlashAttention over packed sequences; give it one sequence a row")
+        window, causal = options.get("sliding_window"), options.get("is_causal")
         causal = getattr(call.module, "is_causal", True) if causal is None else causal
         left = None if window is None else window - 1  # number of keys before a query, and after it
-        mask = None if call.mask is None else call.mask[:, None, None, -keys:].bool()
-        return flash.capture_windowed_attention(
-            call.query, call.key, call.scale, call.options.get("softcap"), mask, left, 0 if causal else left
+        mask = None if call.mask is None else call.mask[:, None, None, -call.key.shape[2] :].bool()
+        attention = flash.capture_windowed_attention(
+            call.query, call.key, call.scale, options.get("softcap"), mask, left, 0 if causal else left
         )
+        return ObservedCall(attention, call.value, sink=options.get("s_aux"))
 
-    captured = site.try_capture(capture)
-    if captured is None:
+    observed = site.read_call(read_call)
+    if observed is None:
         return result
-    out = result[0].transpose(1, 2)  # (B, H, Q, D)
-    modified = site.modify_output(captured, call.value, out)
-    site.report(captured, sink=call.options.get("s_aux"))
-    return result if modified is out else (modified.transpose(1, 2), *result[1:])
+    result = site.modify_result(observed, result, is_bqhd=True)
+    site.report(observed)
+    return result
 
 
-def _run_other(site: CallSite, call: _HuggingFaceCall, implementation: str, run: Function) -> Any:
+def _run_other(site: CallSite, call: _ImplementationCall, implementation: str, run: Function) -> Any:
     had_attention = [frame.has_attention for frame in site.frames]
     for frame in site.frames:
         frame.has_attention = False
-    with provide_call_hints(query=call.query, keys=call.key):
+    with provide_hints(CallHints(call.query, call.key)):
         out = run()
     if not any(frame.has_attention for frame in site.frames):
         site.report_missed(
             f"transformers' implementation {implementation!r} calls a kernel that cannot be captured; "
             "load the model with attn_implementation='sdpa'"
         )
-    for frame, had_one in zip(site.frames, had_attention, strict=True):
-        frame.has_attention |= had_one
+    for frame, had_before in zip(site.frames, had_attention, strict=True):
+        frame.has_attention |= had_before
     return out

@@ -10,12 +10,11 @@ import copy
 import functools
 import operator
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from jumok.attention import core
 from jumok.attention.arguments import AttentionCall
@@ -24,77 +23,69 @@ from jumok.attention.mask_types import AttentionShape, Mask, WindowMask
 from jumok.attention.paths import flex
 from jumok.attention.prepared_keys import PreparedKeys
 from jumok.attention.scores import LocationSensitive, Score, _LocationSensitiveStep
-from jumok.look.capture.adapters.call_site import CallSite, ObservedCall, get_call_site, suppress_reports
-from jumok.look.capture.adapters.patching import Function, WrapperFactory, patch_attribute
-from jumok.look.capture.adapters.softmax_analysis import capture_scores
+from jumok.look.capture.call_site import CallSite, get_call_site, suppress_reports
 from jumok.look.capture.captured_attention import CapturedAttention, ScoreMod
+from jumok.look.capture.layouts import to_4d
+from jumok.look.capture.observer import ObservedCall
+from jumok.look.capture.patching import AttributePatch, Function, FunctionPatch
 
 
-def get_wrappers() -> dict[Function, WrapperFactory]:
-    """Return the wrapper of ``mix``."""
-    return {core.mix: _wrap_mix}
+def list_patches(model: nn.Module) -> Iterator[FunctionPatch | AttributePatch]:
+    """List the patches of every checked call, and of ``mix``."""
+    yield AttributePatch(core, "_compute_output", functools.partial(_wrap_computation, returns_weights=False))
+    yield AttributePatch(core, "_compute_weights", functools.partial(_wrap_computation, returns_weights=True))
+    yield FunctionPatch(core.mix, _wrap_mix)
 
 
-@contextmanager
-def install_patches() -> Iterator[None]:
-    """Report every checked call."""
-    with (
-        patch_attribute(core, "_compute_output", _wrap_attend),
-        patch_attribute(core, "_compute_weights", _wrap_weights),
-    ):
-        yield
-
-
-def _wrap_attend(attend: Function) -> Function:
-    def watched_attend(call: AttentionCall) -> Any:
+def _wrap_computation(compute: Function, returns_weights: bool) -> Function:
+    def watched_computation(call: AttentionCall) -> Any:
         site = get_call_site()
         if site is None:
-            return attend(call)
+            return compute(call)
         with suppress_reports(entirely=True):
-            out = attend(call)
-        attention = site.try_capture(lambda: _capture_call(call))
-        if attention is None:
+            out = compute(call)
+        observed = site.read_call(lambda: _read_call(site, call))
+        if observed is None:
             return out
-        out_4d = _to_4d(out, call.leading_shape)
-        modified = site.modify_output(
-            attention, None if call.value is None else _to_key_heads(call.value, call), out_4d
-        )
-        site.report(attention, kind=_infer_kind(site, call), score_tensors=_list_score_parameters(call))
-        return out if modified is out_4d else modified.reshape(out.shape)
-
-    return watched_attend
-
-
-def _wrap_weights(compute_weights: Function) -> Function:
-    def watched_weights(call: AttentionCall) -> Any:
-        site = get_call_site()
-        if site is None:
-            return compute_weights(call)
-        with suppress_reports(entirely=True):
-            out = compute_weights(call)
-        attention = site.try_capture(lambda: _capture_call(call))
-        if attention is None:
-            return out
-        out_4d = _to_4d(out, call.leading_shape)
-        modified = site.modify_output(attention, None, out_4d)
-        out = out if modified is out_4d else modified.reshape(out.shape)
-        site.report_weights(
-            ObservedCall(attention, _infer_kind(site, call), score_tensors=_list_score_parameters(call)), out
-        )
+        out = site.modify_result(observed, out)
+        if returns_weights:
+            site.report_weights(observed, out)
+        else:
+            site.report(observed)
         return out
 
-    return watched_weights
+    return watched_computation
 
 
 def _wrap_mix(mix: Function) -> Function:
     def watched_mix(weights: Tensor, value: Tensor, *, assume_finite: bool = False) -> Any:
         site = get_call_site()
         if site is not None and not site.report_mix(weights):
-            weights_4d = _to_4d(weights.detach(), weights.shape[:-2]).float()
-            site.report(capture_scores(weights_4d.log(), lse=weights_4d.new_zeros(weights_4d.shape[:3])))
+            site.report(ObservedCall(CapturedAttention.from_weights(to_4d(weights.detach()).float())))
         return mix(weights, value, assume_finite=assume_finite)
 
     return watched_mix
+
+
+# ----------------------------------------------------------------------- conversion of a call
+
+
+@torch.no_grad()
+def _read_call(site: CallSite, call: AttentionCall) -> ObservedCall:
+    query = to_4d(call.query.expand(*call.leading_shape, *call.query.shape[-2:]))
+    key = _to_key_heads(call.score.resolve_keys(call.key), call)
+    value = None if call.value is None else _to_key_heads(call.value, call)
+    mask, diagonal, window, score_mod = _convert_masks(call)
+    scale, score = 1.0, None
+    score_tensors: tuple[Tensor, ...] = ()
+    if call.dot_score is not None:
+        scale = call.dot_scale()
+    else:
+        factor = 1.0 if call.scale is None else call.scale
+        score = _CapturedScore(call.score, call.leading_shape, call.group_size, factor)
+        score_tensors = tuple(_split_score(call.score)[0].parameters())
+    attention = CapturedAttention(query, key, scale, call.softcap, mask, diagonal, window, score_mod, score)
+    return ObservedCall(attention, value, _infer_kind(site, call), score_tensors=score_tensors)
 
 
 def _infer_kind(site: CallSite, call: AttentionCall) -> str | None:
@@ -104,46 +95,11 @@ def _infer_kind(site: CallSite, call: AttentionCall) -> str | None:
     return "cross" if isinstance(call.key, PreparedKeys) else None
 
 
-# ----------------------------------------------------------------------- conversion of a call
-
-
-@torch.no_grad()
-def _capture_call(call: AttentionCall) -> CapturedAttention:
-    query = _to_4d(call.query.expand(*call.leading_shape, *call.query.shape[-2:]), call.leading_shape)
-    keys = _to_key_heads(call.score.resolve_keys(call.key), call)
-    mask, diagonal, window, score_mod = _convert_masks(call)
-    score = None
-    if call.dot_score is None:
-        score = _CapturedScore(
-            call.score, call.leading_shape, call.group_size, 1.0 if call.scale is None else call.scale
-        )
-    scale = 1.0 if call.dot_score is None else call.dot_scale()
-    return CapturedAttention(query, keys, scale, call.softcap, mask, diagonal, window, score_mod, score)
-
-
-def _to_4d(x: Tensor, leading: torch.Size) -> Tensor:
-    """Return ``(*leading, length, width)`` as (batch, heads, length, width). Further axes are batch."""
-    match len(leading):
-        case 0:
-            return x[None, None]
-        case 1:
-            return x[:, None]
-        case n:
-            return x.flatten(0, n - 2)
-
-
 def _to_key_heads(x: Tensor, call: AttentionCall) -> Tensor:
     """Return keys or values ``(…, K, width)`` as (batch, key heads, K, width)."""
     if call.group_size > 1:
         return x.expand(call.leading_shape[0], *x.shape[1:])
-    return _to_4d(x.expand(*call.leading_shape, *x.shape[-2:]), call.leading_shape)
-
-
-def _list_score_parameters(call: AttentionCall) -> tuple[Tensor, ...]:
-    """Return the parameters that the score needs to be computed again."""
-    if call.dot_score is not None:
-        return ()
-    return tuple(_split_score(call.score)[0].parameters())
+    return to_4d(x.expand(*call.leading_shape, *x.shape[-2:]))
 
 
 @dataclass(frozen=True)
@@ -162,7 +118,7 @@ class _CapturedScore:
             rows, keys = rows.to(parameter.dtype), keys.to(parameter.dtype)
         keys = keys.repeat_interleave(self.group, 1)
         rows, keys = (x.reshape(*self.leading, *x.shape[-2:]) for x in (rows, keys))
-        return _to_4d(score(rows, PreparedKeys(keys, score.name)) * self.factor, self.leading)
+        return to_4d(score(rows, PreparedKeys(keys, score.name)) * self.factor)
 
 
 def _split_score(score: Score) -> tuple[Score, Tensor | None]:
@@ -212,9 +168,9 @@ def _convert_masks(call: AttentionCall) -> tuple[Tensor | None, int | None, int 
         bias = call.bias.detach()
         bias = bias.reshape(*[1] * (len(leading) + 2 - bias.dim()), *bias.shape)
         tensor = bias if tensor is None else torch.where(tensor, bias, -torch.inf)
-    if tensor is not None and len(leading) > 2:
-        tensor = tensor.expand(*leading, *tensor.shape[-2:])
-    return None if tensor is None else _to_4d(tensor, leading), diagonal, window, score_mod
+    if tensor is not None and len(leading) != 2:
+        tensor = to_4d(tensor.expand(*leading, *tensor.shape[-2:]))
+    return tensor, diagonal, window, score_mod
 
 
 def _is_diagonal_window(window: WindowMask) -> bool:

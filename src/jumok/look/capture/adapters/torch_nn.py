@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -18,32 +17,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jumok.errors import InputError
-from jumok.look.capture.adapters import matrix_products, softmax
-from jumok.look.capture.adapters.call_site import (
-    OBSERVERS,
-    FusedLayerInputs,
-    get_call_site,
-    provide_call_hints,
-)
-from jumok.look.capture.adapters.nested_tensors import lengths_to_mask, pad_nested
-from jumok.look.capture.adapters.patching import Function, patch_attribute
+from jumok.look.capture.adapters import handwritten
+from jumok.look.capture.call_site import CallHints, get_call_site, is_observing, provide_hints
 from jumok.look.capture.captured_attention import CapturedAttention
+from jumok.look.capture.layouts import pad_nested
+from jumok.look.capture.observer import FusedLayerInputs, ObservedCall
+from jumok.look.capture.patching import AttributePatch, Function
 from jumok.look.views import statistics
 
 
-@contextmanager
-def install_patches() -> Iterator[None]:
-    """Report the attention of ``torch.nn``."""
-    with ExitStack() as stack:
-        for owner, name, wrap in (
-            (F, "multi_head_attention_forward", _wrap_forward),
-            (torch, "bmm", _wrap_bmm),
-            (torch, "baddbmm", _wrap_baddbmm),
-            (torch, "_native_multi_head_attention", _wrap_native_attention),
-            (torch, "_transformer_encoder_layer_fwd", _wrap_encoder_layer),
-        ):
-            stack.enter_context(patch_attribute(owner, name, wrap))
-        yield
+def list_patches(model: nn.Module) -> Iterator[AttributePatch]:
+    """List the patches of the functions that the layers of ``torch.nn`` call."""
+    yield AttributePatch(F, "multi_head_attention_forward", _wrap_forward)
+    yield AttributePatch(torch, "bmm", _wrap_bmm)
+    yield AttributePatch(torch, "baddbmm", _wrap_baddbmm)
+    yield AttributePatch(torch, "_native_multi_head_attention", _wrap_native_attention)
+    yield AttributePatch(torch, "_transformer_encoder_layer_fwd", _wrap_encoder_layer)
 
 
 # ----------------------------------------------------------------- the regular path, with weights
@@ -56,15 +45,13 @@ def _wrap_forward(forward: Function) -> Function:
     names = list(inspect.signature(forward).parameters)
 
     def multi_head_attention_forward(*args: Any, **options: Any) -> Any:
-        if torch.compiler.is_compiling() or not OBSERVERS.get():
+        if not is_observing():
             return forward(*args, **options)
         arguments = dict(zip(names, args, strict=False)) | options
         token = _PENDING_NUM_HEADS.set(arguments["num_heads"] if arguments.get("need_weights", True) else 0)
         try:
-            with (
-                provide_call_hints(kind="self" if arguments["query"] is arguments["key"] else "cross"),
-                softmax.catch_scores(),
-            ):
+            kind = "self" if arguments["query"] is arguments["key"] else "cross"
+            with provide_hints(CallHints(kind=kind)), handwritten.catch_scores():
                 return forward(*args, **options)
         finally:
             _PENDING_NUM_HEADS.reset(token)
@@ -74,10 +61,10 @@ def _wrap_forward(forward: Function) -> Function:
 
 def _wrap_bmm(bmm: Function) -> Function:
     def watched_bmm(*args: Any, **options: Any) -> Any:
-        if not torch.compiler.is_compiling() and _PENDING_NUM_HEADS.get():
+        if is_observing() and _PENDING_NUM_HEADS.get():
             _report_score_product(args[0], args[1], None)
         out = bmm(*args, **options)
-        matrix_products.record_product(out, *args[:2])
+        handwritten.record_product(out, *args[:2])
         return out
 
     return watched_bmm
@@ -85,10 +72,10 @@ def _wrap_bmm(bmm: Function) -> Function:
 
 def _wrap_baddbmm(baddbmm: Function) -> Function:
     def watched_baddbmm(*args: Any, **options: Any) -> Any:
-        if not torch.compiler.is_compiling() and _PENDING_NUM_HEADS.get():
+        if is_observing() and _PENDING_NUM_HEADS.get():
             _report_score_product(args[1], args[2], args[0])
         out = baddbmm(*args, **options)
-        matrix_products.record_product(out, *args[1:3])
+        handwritten.record_product(out, *args[1:3])
         return out
 
     return watched_baddbmm
@@ -103,9 +90,8 @@ def _report_score_product(query: Tensor, keys: Tensor, mask: Tensor | None) -> N
         return
     if mask is not None:  # a mask (B · H, Q, K), or one for all (1, Q, K)
         mask = mask[None] if len(mask) == 1 else mask.unflatten(0, (-1, num_heads))
-    site.report(
-        CapturedAttention(query.unflatten(0, (-1, num_heads)), keys.mT.unflatten(0, (-1, num_heads)), mask=mask)
-    )
+    query, keys = (x.unflatten(0, (-1, num_heads)) for x in (query, keys.mT))
+    site.report(ObservedCall(CapturedAttention(query, keys, mask=mask)))
 
 
 # --------------------------------------------------------------------------------- the fast paths
@@ -164,7 +150,7 @@ def _report_fused_call(
     site = get_call_site(_find_attention_module(site.module, call.weight)) or site
     blocked = _get_blocked_mask(call)
     attention = _capture_call(call, blocked)
-    site.report(attention, kind="self")
+    site.report(ObservedCall(attention, kind="self"))
     modified = site.modify_fused_inputs(FusedLayerInputs(blocked, call.output_weight), attention)
     mask, mask_type = call.mask, call.mask_type
     if modified.blocked_mask is not None and modified.blocked_mask is not blocked:
@@ -197,8 +183,7 @@ def _get_blocked_mask(call: _FusedEncoderCall) -> Tensor | None:
 def _capture_call(call: _FusedEncoderCall, blocked_mask: Tensor | None) -> CapturedAttention:
     x, mask = call.x, None if blocked_mask is None else ~blocked_mask
     if x.is_nested:
-        x, lengths = pad_nested(x)
-        mask = lengths_to_mask(lengths, x.shape[1])[:, None, None]
+        x, mask = pad_nested(x)
     width = x.shape[-1]
     if call.norm is not None:
         x = F.layer_norm(x, (width,), *call.norm)

@@ -1,57 +1,107 @@
-"""Attention written out by hand: a softmax whose output multiplies values.
+"""Attention written by hand: a softmax whose output multiplies values.
 
-Every softmax is tracked to its use and shown if that is an attention: see :mod:`weight_tracker` and
-:mod:`softmax_analysis`.
+Every softmax is tracked to its use, and captured if that is an attention: see :mod:`..weight_tracking`. Products
+of two tensors that a model computes are recorded too: attention scores come from them. A softmax of anything
+else may belong to a classifier or a router, or be over features.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from jumok.look.capture.adapters.call_site import OBSERVERS, CallSite, are_reports_suppressed, get_call_site
-from jumok.look.capture.adapters.module_stack import ModuleFrame, get_num_heads, looks_like_attention
-from jumok.look.capture.adapters.patching import Function, WrapperFactory, patch_attribute
-from jumok.look.capture.adapters.softmax_candidates import SoftmaxCandidate
-from jumok.look.capture.adapters.weight_tracker import get_tracker
+from jumok.look.capture.call_site import CallSite, are_reports_suppressed, get_call_site, is_observing
+from jumok.look.capture.module_stack import ModuleFrame, get_num_heads, looks_like_attention
+from jumok.look.capture.observer import OBSERVERS
+from jumok.look.capture.patching import AttributePatch, Function, FunctionPatch
+from jumok.look.capture.weight_tracking.softmax_candidates import SoftmaxCandidate
+from jumok.look.capture.weight_tracking.weight_tracker import get_tracker
 
-_CAUGHT_SCORES: ContextVar[list[Tensor] | None] = ContextVar("jumok.look.caught_scores", default=None)
 SOFTMAX_FUNCTIONS = (torch.softmax, torch.special.softmax, torch.log_softmax, torch.special.log_softmax)
+SOFTMAX_METHODS = ("softmax", "log_softmax")  # F.softmax and nn.Softmax call the tensor's method
 LOG_SOFTMAX_NAMES = {"log_softmax", "special_log_softmax"}
+# torch.bmm and torch.baddbmm are patched in torch_nn.
+PRODUCT_FUNCTIONS = (torch.matmul, torch.mm, torch.mv, torch.einsum, torch.tensordot, torch.inner)
+PRODUCT_METHODS = ("__matmul__", "matmul", "mm", "bmm", "baddbmm", "mv", "inner")
 DISPATCH_MODE_REASON = "its softmax ran inside a dispatch mode of the model, such as that of a selective checkpoint"
 
-
-def get_wrappers() -> dict[Function, WrapperFactory]:
-    """Return wrappers of the functions."""
-    return dict.fromkeys(SOFTMAX_FUNCTIONS, _wrap_softmax)
+_CAUGHT_SCORES: ContextVar[list[Tensor] | None] = ContextVar("jumok.look.caught_scores", default=None)
 
 
-@contextmanager
-def install_patches() -> Iterator[None]:
-    """Track softmaxes."""
-    with ExitStack() as stack:
-        for name in ("softmax", "log_softmax"):  # F.softmax and nn.Softmax call the tensor's method
-            stack.enter_context(patch_attribute(torch.Tensor, name, _wrap_softmax))
-        yield
+def list_patches(model: nn.Module) -> Iterator[FunctionPatch | AttributePatch]:
+    """List the patches of softmaxes and products."""
+    for functions, methods, wrap in (
+        (SOFTMAX_FUNCTIONS, SOFTMAX_METHODS, _wrap_softmax),
+        (PRODUCT_FUNCTIONS, PRODUCT_METHODS, _wrap_product),
+    ):
+        yield from (FunctionPatch(function, wrap) for function in functions)
+        yield from (AttributePatch(Tensor, name, wrap) for name in methods)
+
+
+# ------------------------------------------------------------------------------------- products
+
+
+def _wrap_product(multiply: Function) -> Function:
+    def watched_product(*args: Any, **options: Any) -> Any:
+        if not is_observing():
+            return multiply(*args, **options)
+        factors = _find_factors(args, options)
+        if get_tracker().is_active and factors:
+            get_tracker().record_autocast(factors[0].device.type)
+        out = multiply(*args, **options)
+        record_product(out, *factors)
+        return out
+
+    return watched_product
+
+
+def record_product(out: Any, *factors: Tensor) -> None:
+    """Record a product: it may have used weights, and it may be the scores of a later softmax."""
+    if not is_observing() or not isinstance(out, Tensor):
+        return
+    if get_tracker().is_active:
+        get_tracker().record_factors(out, *factors)
+        get_tracker().exit_if_idle()
+    if out.is_nested or any(map(_is_parameter, factors)) or len(factors) < 2:
+        return
+    for observer in OBSERVERS.get():
+        if (frame := observer.module_stack.current_frame) is not None:
+            frame.products.append((tuple(out.shape), weakref.ref(out)))
+            for softmax in frame.softmaxes:
+                softmax.record_factors(factors)
+
+
+def _find_factors(args: Any, options: dict[str, Any]) -> list[Tensor]:
+    """Return the two factors among the arguments: the last two tensors. A tensor before them is an addend."""
+    arguments = [*args, *(x for name, x in options.items() if name != "out")]
+    values = [x for argument in arguments for x in (argument if isinstance(argument, list | tuple) else (argument,))]
+    return [x for x in values if isinstance(x, Tensor)][-2:]
+
+
+def _is_parameter(x: Tensor) -> bool:
+    return isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter)
+
+
+# ------------------------------------------------------------------------------------ softmaxes
 
 
 def _wrap_softmax(softmax: Function) -> Function:
     is_logarithmic = softmax.__name__ in LOG_SOFTMAX_NAMES
 
     def watched_softmax(scores: Any, *args: Any, **options: Any) -> Any:
-        site = None if torch.compiler.is_compiling() or not OBSERVERS.get() else get_call_site()
+        site = get_call_site()
         dim = None if site is None else _get_softmax_dim(scores, *args, **options)
         if site is None or dim is None:
             return softmax(scores, *args, **options)
         if (caught_scores := _CAUGHT_SCORES.get()) is not None:
             return _run_inner_softmax(site, caught_scores, softmax, scores, args, options)
-        candidate = SoftmaxCandidate(scores)
-        weights = None
+        candidate, weights = SoftmaxCandidate(scores), None
         if site.is_modified:
             weights = _run_modified_softmax(site, softmax, scores, args, options)
             scores_4d = _to_bhqk(scores, get_num_heads(site.module))

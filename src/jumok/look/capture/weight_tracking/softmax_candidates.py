@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from jumok.look.capture.adapters.axes import WeightAxis
+from jumok.look.capture.weight_tracking.axes import WeightAxis
 
 
 def get_version(x: Tensor) -> int | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from jumok.look.capture.adapters.axes import (
+from jumok.look.capture.weight_tracking.axes import (
     REPEATED_AXIS,
     DimensionLabels,
     WeightAxis,
@@ -14,7 +14,7 @@ from jumok.look.capture.adapters.axes import (
     derive_view_labels,
     list_leaf_axes,
 )
-from jumok.look.capture.adapters.softmax_candidates import SoftmaxCandidate
+from jumok.look.capture.weight_tracking.softmax_candidates import SoftmaxCandidate
 
 
 @dataclass(frozen=True, eq=False)

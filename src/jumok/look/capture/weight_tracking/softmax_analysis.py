@@ -12,20 +12,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from jumok.look.capture.adapters.module_stack import (
+from jumok.look.capture.captured_attention import CapturedAttention
+from jumok.look.capture.module_stack import (
     ModuleFrame,
     get_class_name,
     get_num_heads,
     looks_like_attention,
 )
-from jumok.look.capture.adapters.softmax_candidates import (
+from jumok.look.capture.weight_tracking.softmax_candidates import (
     SoftmaxCandidate,
     ValueProduct,
     get_storage_id,
     get_version,
 )
-from jumok.look.capture.adapters.weight_tracker import get_tracker
-from jumok.look.capture.captured_attention import CapturedAttention
+from jumok.look.capture.weight_tracking.weight_tracker import get_tracker
 
 CHANNEL_PATTERN = re.compile(r"channel|xca|cross_?cov|transposed", re.IGNORECASE)
 
@@ -154,30 +154,17 @@ def _analyze(softmax: TrackedSoftmax) -> SoftmaxAttention | str | None:
     if isinstance(order, str):
         return order
     if product.is_unchanged and (len(candidate.value_products) > 1 or not product.is_partial) and candidate.has_scores:
-        scores, lse = order.apply(candidate.scores.detach().reshape(product.sizes)), None
+        attention = CapturedAttention.from_scores(order.apply(candidate.scores.detach().reshape(product.sizes)))
     elif get_version(product.source) != product.version:
         return OVERWRITTEN_REASON
     elif bool((product.weights < 0).any()):
         return NEGATIVE_REASON
-    else:  # the logarithms of the weights serve as scores that need no normalization
+    else:
         weights = product.weights if product.weights.dtype == torch.float64 else product.weights.float()
-        scores = order.apply(weights.log())
-        lse = scores.new_zeros(scores.shape[:3])
+        attention = CapturedAttention.from_weights(order.apply(weights))
     kind = "channel" if _is_over_channels(softmax, product, order, sizes) else None
     in_order = candidate.modified_shape == () or (order.is_sorted and candidate.modified_shape == order.shape)
-    attention = capture_scores(scores, lse)
     return SoftmaxAttention(softmax.modify_attention(attention) if in_order else attention, kind, in_order)
-
-
-def capture_scores(scores: Tensor, lse: Tensor | None = None) -> CapturedAttention:
-    """Capture complete scores ``(B, H, Q, K)``, which take the place of the queries."""
-    no_keys = scores.new_zeros(()).expand(scores.shape[0], 1, scores.shape[3], 1)
-    return CapturedAttention(scores, no_keys, score_function=return_scores, lse=lse)
-
-
-def return_scores(rows: Tensor, keys: Tensor) -> Tensor:
-    """Return the queries: a score function for scores in place of queries."""
-    return rows
 
 
 def _merge_partial_products(candidate: SoftmaxCandidate) -> ValueProduct:

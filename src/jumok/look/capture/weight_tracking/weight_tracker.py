@@ -20,14 +20,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from jumok.look.capture.adapters.axes import WeightAxis, create_axes, derive_axes, list_leaf_axes
-from jumok.look.capture.adapters.softmax_candidates import (
+from jumok.look.capture.weight_tracking.axes import WeightAxis, create_axes, derive_axes, list_leaf_axes
+from jumok.look.capture.weight_tracking.softmax_candidates import (
     SoftmaxCandidate,
     ValueProduct,
     get_storage_id,
     get_version,
 )
-from jumok.look.capture.adapters.tracked_weights import TrackedWeights
+from jumok.look.capture.weight_tracking.tracked_weights import TrackedWeights
 
 aten = torch.ops.aten
 COMPOSITE_KEY = torch._C.DispatchKey.CompositeImplicitAutograd

@@ -18,7 +18,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from jumok.look.capture.adapters.weight_tracker import count_other_modes
+from jumok.look.capture.weight_tracking.weight_tracker import count_other_modes
 
 ATTENTION_PATTERN = re.compile(r"att(entio)?n|mha(?![a-z])|multi_?head", re.IGNORECASE)
 CROSS_ATTENTION_PATTERN = re.compile(
