@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,25 +30,21 @@ class TokenLookup:
 
 def find_token_embeddings(model: nn.Module) -> set[int]:
     """Return the ids of the modules that embed tokens, as opposed to positions or the like."""
-    declared_ids = set()
-    for module in model.modules():
-        get_embeddings = getattr(module, "get_input_embeddings", None)  # of Hugging Face models
-        if callable(get_embeddings):
-            try:
-                declared_ids.add(id(get_embeddings()))
-            except (NotImplementedError, AttributeError):
-                continue
-    position_ids = {
-        id(table) for module in model.modules() if isinstance(module, PositionEmbedding) for table in module.modules()
-    }
-    tables = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding) and id(module) not in position_ids
-    }
-    declared = {id(table) for table in tables.values() if id(table) in declared_ids}
-    return declared or {
-        id(table) for name, table in tables.items() if not NON_TOKEN_PATTERN.search(name.rpartition(".")[2])
+    tables: dict[int, str] = {}
+    input_ids: set[int] = set()
+    position_ids: set[int] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding):
+            tables[id(module)] = name
+        elif isinstance(module, PositionEmbedding):
+            position_ids.update(map(id, module.modules()))
+        elif callable(getattr(type(module), "get_input_embeddings", None)):  # of Hugging Face
+            with contextlib.suppress(NotImplementedError, AttributeError):
+                input_ids.add(id(module.get_input_embeddings()))
+    return (tables.keys() & input_ids - position_ids) or {
+        table_id
+        for table_id, name in tables.items()
+        if table_id not in position_ids and not NON_TOKEN_PATTERN.search(name.rpartition(".")[2])
     }
 
 

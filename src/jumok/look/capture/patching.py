@@ -42,6 +42,29 @@ class AttributePatch(NamedTuple):
     wrap: WrapperFactory
 
 
+class _Targets:
+    """The functions to replace, and functions that were compiled from them."""
+
+    def __init__(self, patches: list[FunctionPatch]) -> None:
+        self.patches = {id(patch.function): patch for patch in patches}
+        self.types = {types.FunctionType, *(type(patch.function) for patch in patches)}
+
+    def find(self, value: Any) -> FunctionPatch | None:
+        """Return the patch for a value, or None."""
+        if type(value) not in self.types:
+            return None
+        patch = self.patches.get(id(value))
+        if patch is None and type(value) is types.FunctionType:
+            source = getattr(value, "_torchdynamo_orig_callable", None)
+            patch = self.patches.get(id(source)) or self.patches.get(id(getattr(source, "__wrapped__", None)))
+        return patch
+
+    def list_items(self, names: Namespace) -> list[tuple[str, Any]]:
+        """Return the names and values of a namespace that hold one of the functions."""
+        candidates = [item for item in list(names.items()) if type(item[1]) in self.types]
+        return [item for item in candidates if self.find(item[1]) is not None]
+
+
 @dataclass
 class _Slot:
     """A place that holds a function: a name in a namespace, in a class, or in an enclosing function."""
@@ -74,34 +97,24 @@ _last_scan = _ModuleScan({})
 @contextmanager
 def apply_patches(patches: Iterable[FunctionPatch | AttributePatch], model: nn.Module) -> Iterator[None]:
     """Apply patches; those of functions in all loaded modules and in what ``model`` refers to."""
-    attributes, functions = [], {}
-    for patch in patches:
-        if isinstance(patch, AttributePatch):
-            attributes.append(patch)
-        else:
-            functions[id(patch.function)] = patch
-
-    def find_wrap(value: Any) -> WrapperFactory | None:
-        """Return the factory for a value that is one of the functions or was compiled from one."""
-        patch = functions.get(id(value))
-        if patch is None and type(value) is types.FunctionType:
-            source = getattr(value, "_torchdynamo_orig_callable", None)
-            patch = functions.get(id(source)) or functions.get(id(getattr(source, "__wrapped__", None)))
-        return None if patch is None else patch.wrap
+    patches = list(patches)
+    attributes = [patch for patch in patches if isinstance(patch, AttributePatch)]
+    functions = [patch for patch in patches if isinstance(patch, FunctionPatch)]
 
     keys: list[tuple[int, str]] = []
     try:
         with _LOCK:
-            namespaces = _find_namespaces([patch.function for patch in functions.values()], find_wrap)
+            targets = _Targets(functions)
+            namespaces = _find_namespaces(targets)
             for slot in _PATCHED_SLOTS.values():  # patched for other observers: share them
                 slot.num_users += 1
             keys += _PATCHED_SLOTS
-            for slot in _find_slots(model, namespaces, find_wrap):
+            for slot in _find_slots(model, namespaces, targets):
                 is_static = type(slot.original) is staticmethod
                 function = slot.original.__func__ if is_static else slot.original
-                wrap = find_wrap(function)
-                if slot.key not in _PATCHED_SLOTS and wrap is not None:
-                    wrapper = _wrap(function, wrap)
+                patch = targets.find(function)
+                if slot.key not in _PATCHED_SLOTS and patch is not None:
+                    wrapper = _wrap(function, patch.wrap)
                     slot.assign(staticmethod(wrapper) if is_static else wrapper)
                     _PATCHED_SLOTS[slot.key] = slot
                     keys.append(slot.key)
@@ -144,14 +157,14 @@ def _set_attribute(owner: Any, name: str, value: Any) -> None:
         setattr(owner, name, value)
 
 
-def _find_namespaces(functions: list[Function], is_target: Callable[[Any], object]) -> dict[int, Namespace]:
+def _find_namespaces(targets: _Targets) -> dict[int, Namespace]:
     """Return the namespaces of the loaded modules that hold one of the functions.
 
     There are about 100,000 names. Modules that have been scanned are skipped while the reference counts of the
     functions and the sizes of the modules show that no other name can refer to one of them.
     """
     global _last_scan
-    reference_counts = {id(function): sys.getrefcount(function) for function in functions}
+    reference_counts = {key: sys.getrefcount(patch.function) for key, patch in targets.patches.items()}
     has_exact_counts = getattr(sys, "_is_gil_enabled", lambda: True)()  # free-threaded Python defers the counting
     if _PATCHED_SLOTS or reference_counts != _last_scan.reference_counts or not has_exact_counts:
         _last_scan = _ModuleScan({} if _PATCHED_SLOTS else reference_counts)
@@ -161,15 +174,12 @@ def _find_namespaces(functions: list[Function], is_target: Callable[[Any], objec
         if type(names) is not dict or scan.sizes.get(module_name) == (id(names), len(names)):
             continue
         scan.sizes[module_name] = id(names), len(names)
-        is_patched = not str(names.get("__name__")).startswith(UNPATCHED_MODULES)
-        if is_patched and any(is_target(value) for value in list(names.values())):
+        if not str(names.get("__name__")).startswith(UNPATCHED_MODULES) and targets.list_items(names):
             scan.namespaces[id(names)] = names
     return scan.namespaces
 
 
-def _find_slots(
-    model: nn.Module, namespaces: dict[int, Namespace], is_target: Callable[[Any], object]
-) -> Iterator[_Slot]:
+def _find_slots(model: nn.Module, namespaces: dict[int, Namespace], targets: _Targets) -> Iterator[_Slot]:
     """Iterate over the slots with a target in these namespaces and in those that the model can reach."""
     namespaces = dict(namespaces)
     classes: set[type] = set()
@@ -179,19 +189,18 @@ def _find_slots(
         classes.update(type(submodule).__mro__)
     for cls in classes - {nn.Module, object}:
         for name, value in list(vars(cls).items()):
-            if is_target(value.__func__ if type(value) is staticmethod else value):
+            if targets.find(value.__func__ if type(value) is staticmethod else value) is not None:
                 yield _Slot(cls, name, value, functools.partial(setattr, cls, name))
             elif isinstance(value, types.FunctionType):
                 namespaces[id(value.__globals__)] = value.__globals__
                 cells.update((id(cell), cell) for cell in value.__closure__ or ())
     for names in namespaces.values():
-        for name, value in list(names.items()):
-            if is_target(value):
-                yield _Slot(names, name, value, functools.partial(names.__setitem__, name))
+        for name, value in targets.list_items(names):
+            yield _Slot(names, name, value, functools.partial(names.__setitem__, name))
     for cell in cells.values():
         try:
             value = cell.cell_contents
         except ValueError:  # not filled yet
             continue
-        if is_target(value):
+        if targets.find(value) is not None:
             yield _Slot(cell, "", value, functools.partial(setattr, cell, "cell_contents"))

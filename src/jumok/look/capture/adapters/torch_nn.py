@@ -25,6 +25,8 @@ from jumok.look.capture.observer import FusedLayerInputs, ObservedCall
 from jumok.look.capture.patching import AttributePatch, Function
 from jumok.look.views import statistics
 
+FORWARD_ARGUMENTS = tuple(inspect.signature(F.multi_head_attention_forward).parameters)
+
 
 def list_patches(model: nn.Module) -> Iterator[AttributePatch]:
     """List the patches of the functions that the layers of ``torch.nn`` call."""
@@ -42,12 +44,10 @@ _PENDING_NUM_HEADS: ContextVar[int] = ContextVar("jumok.look.pending_num_heads",
 
 
 def _wrap_forward(forward: Function) -> Function:
-    names = list(inspect.signature(forward).parameters)
-
     def multi_head_attention_forward(*args: Any, **options: Any) -> Any:
         if not is_observing():
             return forward(*args, **options)
-        arguments = dict(zip(names, args, strict=False)) | options
+        arguments = dict(zip(FORWARD_ARGUMENTS, args, strict=False)) | options
         token = _PENDING_NUM_HEADS.set(arguments["num_heads"] if arguments.get("need_weights", True) else 0)
         try:
             kind = "self" if arguments["query"] is arguments["key"] else "cross"
