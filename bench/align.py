@@ -27,7 +27,7 @@ import report as r
 import torch
 from report import Report, Row
 
-from jumok.data.readers.formats import TranslationExample
+from jumok.data.readers.parallel_corpus import TranslationExample
 from jumok.data.readers.word_alignments import AlignmentLinks, GoldAlignment
 from jumok.look.views.alignment_selection import (
     build_links,

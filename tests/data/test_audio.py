@@ -20,7 +20,7 @@ from jumok.data.audio import (
     save_audio,
 )
 from jumok.data.builtin.spoken_numbers import synthesize_text
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.errors import InputError, MissingExtra
 
 soundfile = pytest.importorskip("soundfile")

@@ -16,8 +16,7 @@ import pytest
 
 from jumok.data.images import ImageArchive, ImageFile, ImageFolder, ImageLimits, decode_image
 from jumok.data.readers.captions import CaptionColumns, CaptionExample, read_caption_examples
-from jumok.data.readers.formats import InvalidExample
-from jumok.data.readers.parallel_corpus import SkippedExamples, skip_invalid
+from jumok.data.readers.invalid_examples import InvalidExample, SkippedExamples, skip_invalid
 from jumok.errors import InputError, MissingExtra
 
 Image = pytest.importorskip("PIL.Image")

@@ -20,8 +20,7 @@ from jumok.data.readers.classification import (
     LabelSet,
     read_classification_examples,
 )
-from jumok.data.readers.formats import InvalidExample
-from jumok.data.readers.parallel_corpus import SkippedExamples, skip_invalid
+from jumok.data.readers.invalid_examples import InvalidExample, SkippedExamples, skip_invalid
 from jumok.data.splits import split_held_out
 from jumok.errors import InputError
 

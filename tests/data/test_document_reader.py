@@ -12,7 +12,7 @@ from jumok.data.caches import document_store
 from jumok.data.caches.document_store import DocumentStore
 from jumok.data.readers import documents
 from jumok.data.readers.documents import DocumentCorpus, FirstParagraphs
-from jumok.data.readers.parallel_corpus import SkippedExamples
+from jumok.data.readers.invalid_examples import SkippedExamples
 from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 
 TEXT = "Title\r\nOne is here. Two is here.\r\n\r\n\r\n \nAlone\n\nLast one. Next\u0085line.\nEnd of it."

@@ -18,8 +18,7 @@ from jumok.data.caches import feature_cache as module
 from jumok.data.caches.image_features import ImageFeatureCache
 from jumok.data.images import ImageFile, ImageLimits
 from jumok.data.readers.captions import CaptionExample
-from jumok.data.readers.formats import InvalidExample
-from jumok.data.readers.parallel_corpus import SkippedExamples, skip_invalid
+from jumok.data.readers.invalid_examples import InvalidExample, SkippedExamples, skip_invalid
 from jumok.errors import InputError
 
 Image = pytest.importorskip("PIL.Image")

@@ -11,7 +11,7 @@ from PIL import Image
 
 from jumok.data.image_structure import MAX_CHUNKS, MAX_SCANS, check_structure
 from jumok.data.images import TOO_MANY_PARTS, check_image, decode_image
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 
 END = b"\xff\xd9"
 

@@ -9,7 +9,7 @@ import pytest
 from jumok import InputError
 from jumok.data.builtin.scenes import BuiltinScene
 from jumok.data.readers import classification, word_alignments
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.look.viewer import comparison
 from jumok.tasks.translate import corpus_alignment
 

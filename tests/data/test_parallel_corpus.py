@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jumok.data.readers import formats as readers_formats
 from jumok.data.readers import header_detection, parallel_corpus, text_files
-from jumok.data.readers.formats import TranslationExample
-from jumok.data.readers.parallel_corpus import ParallelCorpus, SkippedExamples, find_corpus
+from jumok.data.readers.invalid_examples import SkippedExamples
+from jumok.data.readers.parallel_corpus import ParallelCorpus, Sides, TranslationExample, find_corpus
 from jumok.errors import InputError, MissingExtra
 
 PAIRS = [("a dog", "ein Hund"), ('say "hi"', "sag „hallo“"), ("x\u0085y\u2028z", "é 한글")]
@@ -119,7 +118,7 @@ def test_files_of_different_length_are_an_error_with_both_counts(tmp_path: Path,
         ("source\ttarget\tnote", (1, 2)),
     ],
 )
-def test_a_header_is_known_by_the_names_asked_for(tmp_path: Path, first: str, sides: readers_formats.Sides) -> None:
+def test_a_header_is_known_by_the_names_asked_for(tmp_path: Path, first: str, sides: Sides) -> None:
     names = first.strip("\ufeff").split("\t")
     row = ["?", "?", "?"]
     for name, text in (("en", "dog"), ("source", "dog"), ("de", "Hund"), ("target", "Hund"), ("y", "Hund")):
@@ -191,9 +190,7 @@ def test_a_header_taken_as_a_pair_is_told(tmp_path: Path, first: str, below: str
     ],
 )
 @pytest.mark.parametrize("sides", [(1, 2), ("en", "de"), ("english", "german")])
-def test_a_pair_is_taken_as_one_in_silence(
-    tmp_path: Path, first: str, below: str, sides: readers_formats.Sides
-) -> None:
+def test_a_pair_is_taken_as_one_in_silence(tmp_path: Path, first: str, below: str, sides: Sides) -> None:
     path = put(tmp_path / "my.tsv", f"{first}\n{below}")
     assert pairs(find_corpus(str(path), source=sides[0], target=sides[1]))[0] == tuple(first.split("\t"))
 
@@ -516,4 +513,4 @@ def test_a_missing_package_is_named_with_the_command(
 
 
 def test_sources_offers_what_formats_makes() -> None:
-    assert parallel_corpus.TranslationExample is readers_formats.TranslationExample
+    assert parallel_corpus.TranslationExample is TranslationExample

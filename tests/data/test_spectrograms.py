@@ -12,7 +12,7 @@ import pytest
 from jumok.data.audio import AudioConfig, AudioProcessor, save_audio
 from jumok.data.caches import feature_cache as module
 from jumok.data.caches.spectrograms import SpectrogramCache
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.data.readers.speech import AudioFile, BuiltinUtterance, SpeechExample, make_builtin_examples
 from jumok.errors import InputError
 

@@ -12,8 +12,7 @@ import pytest
 
 from jumok.data.audio import AudioConfig, AudioLimits, AudioProcessor, save_audio
 from jumok.data.builtin.spoken_numbers import synthesize_text
-from jumok.data.readers.formats import InvalidExample
-from jumok.data.readers.parallel_corpus import SkippedExamples, skip_invalid
+from jumok.data.readers.invalid_examples import InvalidExample, SkippedExamples, skip_invalid
 from jumok.data.readers.speech import (
     AudioFile,
     BuiltinUtterance,

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from jumok.batches.tokens import IGNORE
 from jumok.data.readers import tagging
-from jumok.data.readers.formats import InvalidExample
-from jumok.data.readers.parallel_corpus import SkippedExamples, skip_invalid
+from jumok.data.readers.invalid_examples import InvalidExample, SkippedExamples, skip_invalid
 from jumok.data.readers.tagging import (
     Entity,
     TaggingExample,

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from jumok import files
 from jumok.data.caches import token_store as module
 from jumok.data.caches.token_store import TokenStore, prepare_token_store
-from jumok.data.readers.parallel_corpus import ParallelCorpus, SkippedExamples, find_corpus
+from jumok.data.readers.invalid_examples import SkippedExamples
+from jumok.data.readers.parallel_corpus import ParallelCorpus, find_corpus
 from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerPair
 from jumok.data.tokenizers.vocabulary import TokenizerConfig
 from jumok.errors import InputError

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from jumok.batches.tokens import LayerAttention, Seq2SeqBatch
-from jumok.data.readers.formats import TranslationExample
+from jumok.data.readers.parallel_corpus import TranslationExample
 from jumok.look.views.alignment_selection import AlignmentView
 from jumok.run import Run
 from jumok.tasks import load_predictor

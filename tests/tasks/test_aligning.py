@@ -11,7 +11,7 @@ from torch import nn
 
 from jumok import InputError
 from jumok.batches.tokens import LayerAttention, Seq2SeqBatch
-from jumok.data.readers.formats import TranslationExample
+from jumok.data.readers.parallel_corpus import TranslationExample
 from jumok.data.readers.word_alignments import GoldAlignment
 from jumok.look.views.alignment_selection import AlignmentView
 from jumok.metrics.symmetrization import SYMMETRIZATIONS

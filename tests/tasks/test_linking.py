@@ -11,7 +11,8 @@ import pytest
 from tasks_planted import opposite, pairs, planted
 
 from jumok import InputError
-from jumok.data.readers.formats import InvalidExample, TranslationExample
+from jumok.data.readers.invalid_examples import InvalidExample
+from jumok.data.readers.parallel_corpus import TranslationExample
 from jumok.look.views.alignment_selection import AlignmentView
 from jumok.run import Run
 from jumok.tasks import load_predictor

@@ -17,7 +17,7 @@ from jumok import InputError, recipe
 from jumok.attention import gpu_support
 from jumok.attention.gpu_support import GPUProperties
 from jumok.batches.tokens import EOS
-from jumok.data.readers.formats import TranslationExample
+from jumok.data.readers.parallel_corpus import TranslationExample
 from jumok.metrics.translation import TranslationScore
 from jumok.run import Run
 from jumok.tasks import load_predictor

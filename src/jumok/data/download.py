@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress, TaskID
 
-from jumok.data.readers.formats import rank_by_similarity
+from jumok.data.readers.dataset_files import rank_by_similarity
 from jumok.data.readers.text_files import data_folder, open_decompressed
 from jumok.errors import InputError, JumokError
 from jumok.files import atomic_write

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from jumok.data.image_structure import check_structure
 from jumok.data.readers import archive
 from jumok.data.readers.archive import DataFile
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.data.readers.text_files import import_optional
 from jumok.errors import InputError
 

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jumok.data.readers import formats as readers_formats
+from jumok.data.readers.text_files import file_suffix
 from jumok.errors import InputError
 from jumok.files import check_not_input
 from jumok.inference import engines, line_io
@@ -206,8 +206,8 @@ def _resolve_formats(job: InferenceJob, input_path: Path | None, output_path: Pa
     """Return the job with the formats by the file names: JSONL input has objects, JSONL output is JSON."""
     if job.engine not in ENGINES:
         raise InputError(f"--engine {job.engine}: it is one of {', '.join(ENGINES)}")
-    has_objects = input_path is not None and readers_formats.file_suffix(input_path) == JSONL_SUFFIX
-    writes_json = has_objects if output_path is None else readers_formats.file_suffix(output_path) == JSONL_SUFFIX
+    has_objects = input_path is not None and file_suffix(input_path) == JSONL_SUFFIX
+    writes_json = has_objects if output_path is None else file_suffix(output_path) == JSONL_SUFFIX
     return replace(job, jsonl_path=input_path if has_objects else None, as_json=job.as_json or writes_json)
 
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor, nn
 
-from jumok.data.readers.parallel_corpus import SkippedExamples
+from jumok.data.readers.invalid_examples import SkippedExamples
 from jumok.decoding import StreamListener
 from jumok.errors import InputError
 from jumok.inference import line_io

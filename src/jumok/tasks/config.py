@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from jumok.data.readers.parallel_corpus import OnError
+from jumok.data.readers.invalid_examples import OnError
 from jumok.data.tokenizers.wordpiece import WordPieceConfig
 from jumok.models.bert import BertConfig
 from jumok.training import TrainConfig
 
-DataSource = str | list[str]  # files, folders or names of data sets: see jumok.data.readers.formats
+DataSource = str | list[str]  # files, folders or names of data sets: see jumok.data.readers.dataset_files
 ColumnName = str | int | list[str | int]  # a column by name or number; of a list, the first that exists
 AutoBool = Literal["auto"] | bool
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from jumok.batches.text import TextBatch
 from jumok.data.batching.texts import EncodedText, TextBatcher
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 from jumok.decoding import StreamListener
 from jumok.errors import InputError

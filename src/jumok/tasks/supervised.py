@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from rich.console import Console
 
-from jumok.data.readers.formats import InvalidExample
-from jumok.data.readers.parallel_corpus import SkippedExamples, skip_invalid
+from jumok.data.readers.invalid_examples import InvalidExample, SkippedExamples, skip_invalid
 from jumok.data.splits import read_examples, split_held_out, write_examples
 from jumok.errors import InputError
 from jumok.files import read_json, write_json, write_text

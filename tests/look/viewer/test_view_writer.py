@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from jumok import InputError
 from jumok.cli.app import app
-from jumok.data.readers.formats import TranslationExample
+from jumok.data.readers.parallel_corpus import TranslationExample
 from jumok.look.viewer import huggingface_model, view_writer
 from jumok.look.viewer.viewer_data import ViewerData
 from jumok.run import Run

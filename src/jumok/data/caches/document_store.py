@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from jumok.data.caches import token_store
 from jumok.data.caches.token_store import TokenColumn
 from jumok.data.readers.documents import DocumentCorpus
-from jumok.data.readers.formats import InvalidExample
-from jumok.data.readers.parallel_corpus import SkippedExamples
+from jumok.data.readers.invalid_examples import InvalidExample, SkippedExamples
 from jumok.data.tokenizers.sentence_splitter import split_sentences
 from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 from jumok.errors import InputError

@@ -21,7 +21,7 @@ from jumok.data.builtin.scenes import BuiltinScene
 from jumok.data.caches.feature_cache import FORMAT_VERSION, FeatureCache, StorageType, cache_path
 from jumok.data.images import IMAGE_LIMITS, ImageFile, ImageLimits, Pixels
 from jumok.data.readers.captions import CaptionExample
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.errors import InputError
 
 Features = NDArray[np.float16] | NDArray[np.uint8]

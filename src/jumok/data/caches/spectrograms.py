@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from jumok.data.audio import AUDIO_LIMITS, AudioLimits, AudioProcessor
 from jumok.data.caches.feature_cache import FORMAT_VERSION, FeatureCache, cache_path
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.data.readers.speech import AudioFile, BuiltinUtterance, SpeechExample
 from jumok.errors import InputError
 

@@ -24,8 +24,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from jumok.data.readers.formats import InvalidExample, TranslationExample
-from jumok.data.readers.parallel_corpus import ParallelCorpus, SkippedExamples
+from jumok.data.readers.invalid_examples import InvalidExample, SkippedExamples
+from jumok.data.readers.parallel_corpus import ParallelCorpus, TranslationExample
 from jumok.data.tokenizers.tokenizer import TokenizerPair
 from jumok.errors import InputError
 from jumok.files import atomic_write_folder

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, Generic, Self, TypeVar
 
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.errors import InputError
 
 

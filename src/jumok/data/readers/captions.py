@@ -19,6 +19,7 @@ image can be decoded is known when it is decoded (see ``images.py``).
 from __future__ import annotations
 
 import glob
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,16 +28,24 @@ from pathlib import Path
 from jumok.data.builtin.scenes import BuiltinScene
 from jumok.data.builtin.shapes import Box
 from jumok.data.images import ImageArchive, ImageFile, ImageFolder
-from jumok.data.readers import formats as readers_formats
-from jumok.data.readers import parallel_corpus, tables
-from jumok.data.readers.formats import InvalidExample, clean_text
-from jumok.data.readers.tables import SPLIT_ALIASES, ColumnSpec, normalize_split_name
-from jumok.data.readers.text_files import data_folder, open_decompressed, read_lines
+from jumok.data.readers.dataset_files import find_files, search_paths
+from jumok.data.readers.invalid_examples import InvalidExample, clean_text, line_too_long
+from jumok.data.readers.tables import (
+    SPLIT_ALIASES,
+    TABLE_SUFFIXES,
+    ColumnSpec,
+    RowIterator,
+    TableRow,
+    iter_csv_rows,
+    normalize_split_name,
+    open_table,
+)
+from jumok.data.readers.text_files import file_suffix, open_decompressed, read_lines
 from jumok.errors import InputError
 
 # Files with the captions of a folder: of all splits, or of one.
 CAPTION_FILE_PATTERNS = (
-    *(f"captions{suffix}{gz}" for suffix in readers_formats.TABLE_READERS for gz in ("", ".gz")),
+    *(f"captions{suffix}{gz}" for suffix in TABLE_SUFFIXES for gz in ("", ".gz")),
     "captions.txt",
     "*.token.txt",
     "*_text/*.token.txt",
@@ -81,17 +90,6 @@ class CaptionColumns:
     header: bool | None = None  # whether the first line is a header; None: if columns are given by name
 
 
-@dataclass(frozen=True, slots=True)
-class _CaptionLine:
-    """A caption, or a list of captions, of a file; ``split`` is None if the file has no splits."""
-
-    image: str
-    caption: object
-    split: str | None
-    location: str
-
-
-CaptionLines = Iterator[_CaptionLine | InvalidExample]
 DEFAULT_COLUMNS = CaptionColumns()
 
 
@@ -122,28 +120,34 @@ def _group_by_image(
     captions: dict[str, list[str]] = {}
     locations: dict[str, str] = {}
     splits: set[str] = set()
-    for line in _read_caption_file(path, columns):
-        if isinstance(line, InvalidExample):
-            yield line
+    for row in _read_caption_file(path, columns):
+        if isinstance(row, InvalidExample):
+            yield row
+            continue
+        name = clean_text(row.values["image"], "image", row.location)
+        if isinstance(name, InvalidExample):
+            yield name
             continue
         if split is not None:
-            if line.split is None and needs_splits:
+            if "split" not in row.values and needs_splits:
                 raise InputError(
                     f"{path} has no splits, so the images of {split} are unknown. Name a file for each "
                     f"split; or just this one, to hold out some images: data.train={path} data.valid=null "
                     "data.test=null"
                 )
-            splits.add(line.split or "")
-            if line.split is not None and normalize_split_name(line.split) != normalize_split_name(split):
+            row_split = str(row.values.get("split") or "")
+            splits.add(row_split)
+            if "split" in row.values and normalize_split_name(row_split) != normalize_split_name(split):
                 continue
-        texts = line.caption if isinstance(line.caption, list) else [line.caption]
-        for caption in texts or [None]:  # an empty list counts as an empty caption
-            text = clean_text(caption, "caption", line.location)
-            if isinstance(text, InvalidExample):
-                yield text
+        caption = row.values["caption"]
+        texts = caption if isinstance(caption, list) else [caption]
+        for text in texts or [None]:  # an empty list counts as an empty caption
+            cleaned = clean_text(text, "caption", row.location)
+            if isinstance(cleaned, InvalidExample):
+                yield cleaned
             else:
-                captions.setdefault(line.image, []).append(text)
-                locations.setdefault(line.image, line.location)
+                captions.setdefault(name, []).append(cleaned)
+                locations.setdefault(name, row.location)
     if splits and not captions:
         names = ", ".join(sorted(filter(None, splits))) or "none"
         raise InputError(f"{path} has no captions of the split {split!r}; its splits are: {names}")
@@ -165,14 +169,12 @@ def _find_caption_files(name: str, split: str | None) -> list[tuple[Path, bool]]
     """The files with the captions, and whether each must have splits, because it was found in a folder."""
     if name.startswith("hub:"):
         raise InputError(f"{name}: images cannot be read from the hub; download them and name a table")
-    for path in (Path(name), data_folder() / name):
+    for path in search_paths(name):
         if path.is_file():
             return [(path, False)]
         if path.is_dir() and (match := _find_caption_file(path, split)):
             return [match]
-    return [
-        (path, False) for path in parallel_corpus.find_files(name, (*readers_formats.TABLE_READERS, ".json"), split)
-    ]
+    return [(path, False) for path in find_files(name, (*TABLE_SUFFIXES, ".json"), split)]
 
 
 def _find_caption_file(folder: Path, split: str | None) -> tuple[Path, bool] | None:
@@ -193,7 +195,7 @@ def _find_caption_file(folder: Path, split: str | None) -> tuple[Path, bool] | N
 def find_images(caption_path: Path, image_path: str | None = None) -> ImageFolder | ImageArchive:
     """The images of a file of captions: at ``image_path``, or in a usual place."""
     if image_path is not None:
-        for path in (Path(image_path), data_folder() / image_path):
+        for path in search_paths(image_path):
             if path.exists():
                 return ImageFolder(path) if path.is_dir() else ImageArchive(path)
         raise InputError(f"there is no folder or .tar {image_path!r}; set data.images to that of the images")
@@ -212,10 +214,10 @@ def find_images(caption_path: Path, image_path: str | None = None) -> ImageFolde
 # --------------------------------------------------------------------------------------------------- formats
 
 
-def _read_caption_file(path: Path, columns: CaptionColumns) -> CaptionLines:
+def _read_caption_file(path: Path, columns: CaptionColumns) -> RowIterator:
     """The captions of a file. Its suffix or its first line determines the format."""
-    suffix = readers_formats.file_suffix(path)
-    if suffix in readers_formats.TABLE_READERS:
+    suffix = file_suffix(path)
+    if suffix in TABLE_SUFFIXES:
         return _read_caption_table(path, columns)
     if suffix == ".json":
         return _read_json_captions(path)
@@ -226,23 +228,20 @@ def _read_caption_file(path: Path, columns: CaptionColumns) -> CaptionLines:
         return _read_kaggle_csv(path)
     raise InputError(
         f"{path} has captions in an unknown format; its first line is {first_line[:60]!r}. Expected a table "
-        f"({', '.join(readers_formats.TABLE_READERS)}), lines of image.jpg#0, a tab and a caption, or .json "
+        f"({', '.join(TABLE_SUFFIXES)}), lines of image.jpg#0, a tab and a caption, or .json "
         "of COCO"
     )
 
 
-def _read_caption_table(path: Path, columns: CaptionColumns) -> CaptionLines:
-    has_split = isinstance(columns.split, int) or columns.split in tables.read_column_names(path)
-    requested = [columns.image, columns.caption, *([columns.split] if has_split else [])]
-    for record in tables.read_table(path, requested, columns.header):
-        if isinstance(record, InvalidExample):
-            yield record
-            continue
-        name, caption, *split = record.values
-        yield _make_line(name, caption, str(split[0] or "") if split else None, record.location)
+def _read_caption_table(path: Path, columns: CaptionColumns) -> RowIterator:
+    table = open_table(path)
+    requested = {"image": columns.image, "caption": columns.caption}
+    if table.has_column(columns.split):
+        requested["split"] = columns.split
+    return table.read(requested, columns.header)
 
 
-def _read_flickr_tokens(path: Path) -> CaptionLines:
+def _read_flickr_tokens(path: Path) -> RowIterator:
     """The format of Flickr8k and Flickr30k: ``image.jpg#0``, a tab, a caption. Splits are lists of images."""
     splits: dict[str, str] = {}
     split_files = sorted(path.parent.glob("*[._]*Images.txt"))
@@ -252,27 +251,27 @@ def _read_flickr_tokens(path: Path) -> CaptionLines:
     for line_number, line in enumerate(read_lines(path), 1):
         location = f"{path}:{line_number}"
         if line is None:
-            yield readers_formats.line_too_long(path, line_number)
+            yield line_too_long(path, line_number)
         elif line.strip():
             name, tab, caption = line.partition("\t")
             image, hash_sign, _ = name.rpartition("#")
-            if not tab or not hash_sign:
-                yield InvalidExample(location, "not image.jpg#0, a tab and a caption", f"it is {line[:60]!r}")
+            split_value = {"split": splits.get(image, "")} if split_files else {}
+            if tab and hash_sign:
+                yield TableRow({"image": image, "caption": caption, **split_value}, location)
             else:
-                yield _make_line(image, caption, splits.get(image, "") if split_files else None, location)
+                yield InvalidExample(location, "not image.jpg#0, a tab and a caption", f"it is {line[:60]!r}")
 
 
-def _read_kaggle_csv(path: Path) -> CaptionLines:
+def _read_kaggle_csv(path: Path) -> RowIterator:
     """Flickr8k from Kaggle: a CSV file with the suffix .txt and some unquoted commas."""
-    for line_number, cells in readers_formats.iter_csv_rows(path):
-        location = f"{path}:{line_number}"
+    for location, cells in itertools.islice(iter_csv_rows(path), 1, None):  # without the header
         if isinstance(cells, InvalidExample):
             yield cells
-        elif line_number > 1 and any(cells):
-            yield _make_line(cells[0], ",".join(cells[1:]), None, location)
+        else:
+            yield TableRow({"image": cells[0], "caption": ",".join(cells[1:])}, location)
 
 
-def _read_json_captions(path: Path) -> CaptionLines:
+def _read_json_captions(path: Path) -> RowIterator:
     """COCO (separate images and annotations), or Karpathy's splits (images with a split and sentences)."""
     try:
         with open_decompressed(path) as file:
@@ -284,16 +283,16 @@ def _read_json_captions(path: Path) -> CaptionLines:
                 location = f"{path}:annotations[{number}]"
                 name = names.get(annotation["image_id"])
                 if name is None:
-                    yield InvalidExample(
-                        location, "an image that is not listed", f"image_id {annotation['image_id']!r}"
-                    )
+                    detail = f"image_id {annotation['image_id']!r}"
+                    yield InvalidExample(location, "an image that is not listed", detail)
                 else:
-                    yield _make_line(name, annotation.get("caption"), None, location)
+                    yield TableRow({"image": name, "caption": annotation.get("caption")}, location)
         else:
             for number, image in enumerate(images):
                 name = "/".join(filter(None, (image.get("filepath"), image["filename"])))
                 captions = [sentence["raw"] for sentence in image["sentences"]]
-                yield _make_line(name, captions, image["split"], f"{path}:images[{number}]")
+                values = {"image": name, "caption": captions, "split": image["split"]}
+                yield TableRow(values, f"{path}:images[{number}]")
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON: {error}") from None
     except (KeyError, TypeError, AttributeError) as error:
@@ -302,8 +301,3 @@ def _read_json_captions(path: Path) -> CaptionLines:
             "image_id and caption) nor of Karpathy's splits (images with filename, split and sentences): "
             f"{error!r}"
         ) from None
-
-
-def _make_line(image: object, caption: object, split: str | None, location: str) -> _CaptionLine | InvalidExample:
-    name = clean_text(image, "image", location)
-    return name if isinstance(name, InvalidExample) else _CaptionLine(name, caption, split, location)

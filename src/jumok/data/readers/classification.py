@@ -1,6 +1,6 @@
 """Reader of classification and regression data: texts or text pairs with a label each.
 
-A recipe names the data (see ``parallel_corpus.py``) and its columns::
+A recipe names the data (see ``tables.py``) and its columns::
 
     train: sst2/train                          rows such as    label    sentence
     text_column: [sentence, content]                           0        contains no wit , only labored gags
@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jumok.data.readers import tables
-from jumok.data.readers.formats import InvalidExample, clean_text
-from jumok.data.readers.tables import ColumnSpec, TableRecord
+from jumok.data.readers.invalid_examples import InvalidExample, clean_text
+from jumok.data.readers.tables import ColumnSpec, TableRow
 from jumok.errors import InputError
 
 MAX_LABELS = 1000  # with more classes, the label column is probably wrong
@@ -128,9 +128,12 @@ def read_classification_examples(
     split: str | None = None,
 ) -> Iterator[ClassificationExample | InvalidExample]:
     """Read the tables that a recipe names. A row that cannot be used is an :class:`InvalidExample`."""
-    requested = [columns.text, columns.label, *([] if columns.pair is None else [columns.pair])]
-    for record in tables.read_tables(dataset, requested, split=split, header=columns.header):
-        yield record if isinstance(record, InvalidExample) else _make_example(record, regression)
+    requested = {"text": columns.text, "label": columns.label}
+    if columns.pair is not None:
+        requested["pair"] = columns.pair
+    for table in tables.open_tables(dataset, split):
+        for row in table.read(requested, columns.header):
+            yield row if isinstance(row, InvalidExample) else _make_example(row, regression)
 
 
 def unescape_treebank(text: str) -> str:
@@ -144,19 +147,19 @@ def unescape_treebank(text: str) -> str:
     return text
 
 
-def _make_example(record: TableRecord, regression: bool) -> ClassificationExample | InvalidExample:
-    text, label, *pair = record.values
-    location = record.location
-    texts = [clean_text(text, "text", location)]
-    if pair:
-        texts = [clean_text(text, "first text", location), clean_text(pair[0], "second text", location)]
-    parsed_label: str | float | InvalidExample
+def _make_example(row: TableRow, regression: bool) -> ClassificationExample | InvalidExample:
+    location, label = row.location, row.values["label"]
+    has_pair = "pair" in row.values
+    text = clean_text(row.values["text"], "first text" if has_pair else "text", location)
+    pair = clean_text(row.values["pair"], "second text", location) if has_pair else None
     parsed_label = _parse_number(label, location) if regression else _parse_class(label, location)
-    for value in (*texts, parsed_label):
-        if isinstance(value, InvalidExample):
-            return value
-    assert not isinstance(parsed_label, InvalidExample)
-    return ClassificationExample(str(texts[0]), str(texts[1]) if pair else None, parsed_label, location)
+    if isinstance(text, InvalidExample):
+        return text
+    if isinstance(pair, InvalidExample):
+        return pair
+    if isinstance(parsed_label, InvalidExample):
+        return parsed_label
+    return ClassificationExample(text, pair, parsed_label, location)
 
 
 def _parse_class(label: object, location: str) -> str | InvalidExample:

@@ -15,24 +15,26 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jumok.data.readers import parallel_corpus, tables
-from jumok.data.readers.formats import (
-    TABLE_READERS,
+from jumok.data.readers.dataset_files import find_files
+from jumok.data.readers.invalid_examples import (
     InvalidExample,
+    OnError,
+    SkippedExamples,
     clean_text,
-    file_suffix,
-    iter_json_rows,
     line_too_long,
+    skip_invalid,
 )
-from jumok.data.readers.parallel_corpus import OnError, SkippedExamples, skip_invalid
-from jumok.data.readers.tables import ColumnSpec
-from jumok.data.readers.text_files import open_decompressed, read_lines
+from jumok.data.readers.parallel_corpus import file_identity
+from jumok.data.readers.squad import get_value, read_articles
+from jumok.data.readers.tables import TABLE_SUFFIXES, ColumnSpec, open_table
+from jumok.data.readers.text_files import file_suffix, read_lines
 from jumok.errors import InputError
 
+DOCUMENT_SUFFIXES = (".txt", ".jsonl", ".json")
 MAX_DOCUMENT_LINES = 10_000  # a longer document is split, to limit the memory
 
 
@@ -46,6 +48,9 @@ class TextDocument:
     @property
     def text(self) -> str:
         return "\n".join(self.paragraphs)
+
+
+DocumentIterator = Iterator[TextDocument | InvalidExample]
 
 
 @dataclass(frozen=True)
@@ -71,15 +76,10 @@ class DocumentCorpus:
 
         Invalid ones raise, or, with ``on_error="skip"``, are counted in ``skipped``.
         """
-        skipped = SkippedExamples() if skipped is None else skipped
-        is_empty = True
         documents = itertools.chain.from_iterable(map(self._read_file, self.files))
-        for document in skip_invalid(documents, self.on_error, skipped):
-            is_empty = False
-            if self.predicate is None or self.predicate(document):
-                yield document
-        if is_empty:
-            raise InputError(f"{', '.join(map(str, self.files))}: no documents; {skipped}")
+        empty_message = f"{', '.join(map(str, self.files))}: no documents"
+        valid = skip_invalid(documents, self.on_error, skipped or SkippedExamples(), empty_message)
+        return (document for document in valid if self.predicate is None or self.predicate(document))
 
     def __iter__(self) -> Iterator[TextDocument]:
         return self.read()
@@ -91,12 +91,15 @@ class DocumentCorpus:
     @property
     def fingerprint(self) -> str:
         """Identifies the text, by the names, sizes and modification times of the files."""
-        files = [[str(file), *parallel_corpus.file_identity(file)] for file in self.files]
+        files = [[str(file), *file_identity(file)] for file in self.files]
         rows = [self.rows.column, self.rows.rows_per_document] if self.rows else None
         return hashlib.sha256(json.dumps([files, self.on_error, self.filter_name, rows]).encode()).hexdigest()
 
-    def _read_file(self, path: Path) -> Iterator[TextDocument | InvalidExample]:
-        return DOCUMENT_READERS[file_suffix(path)](path) if self.rows is None else _read_table(path, self.rows)
+    def _read_file(self, path: Path) -> DocumentIterator:
+        suffix = file_suffix(path)
+        if self.rows is not None or suffix == ".jsonl":
+            return _read_table(path, self.rows or DocumentRows("text"))
+        return _read_text(path) if suffix == ".txt" else _read_squad_articles(path)
 
 
 @dataclass(frozen=True)
@@ -119,16 +122,16 @@ def find_documents(
     rows: DocumentRows | None = None,
 ) -> DocumentCorpus:
     """The documents that a recipe names: files, patterns, or names of data sets, such as ``wiki_en/text``."""
-    suffixes = list(DOCUMENT_READERS if rows is None else TABLE_READERS)
-    files = parallel_corpus.find_files(dataset, suffixes, split)
+    suffixes = DOCUMENT_SUFFIXES if rows is None else TABLE_SUFFIXES
+    files = find_files(dataset, suffixes, split)
     for file in files:
         if file_suffix(file) not in suffixes:
-            hint = "; for a table, set data.text_column" if file_suffix(file) in TABLE_READERS else ""
+            hint = "; for a table, set data.text_column" if file_suffix(file) in TABLE_SUFFIXES else ""
             raise InputError(f"{file}: expected {', '.join(suffixes)}, optionally with .gz{hint}")
     return DocumentCorpus(tuple(files), on_error, rows)
 
 
-def _read_text(path: Path) -> Iterator[TextDocument | InvalidExample]:
+def _read_text(path: Path) -> DocumentIterator:
     """Lines, with an empty line between documents. An invalid line does not affect other lines."""
     paragraphs: list[str] = []
     start = 1
@@ -147,39 +150,18 @@ def _read_text(path: Path) -> Iterator[TextDocument | InvalidExample]:
             paragraphs = []
 
 
-def _read_json_lines(path: Path) -> Iterator[TextDocument | InvalidExample]:
-    for location, row in iter_json_rows(path):
-        if isinstance(row, InvalidExample):
-            yield row
-        elif not isinstance(row, Mapping) or "text" not in row:
-            yield InvalidExample(location, 'no "text"', f"it is {row!r}"[:80])
-        else:
-            yield _make_document([row["text"]], location)
-
-
-def _read_squad_articles(path: Path) -> Iterator[TextDocument | InvalidExample]:
-    with open_decompressed(path) as file:
-        try:
-            tree = json.loads(file.read())
-            articles = [
-                (
-                    str(article.get("title", number)),
-                    [paragraph["context"] for paragraph in article["paragraphs"]],
-                )
-                for number, article in enumerate(tree["data"], 1)
-            ]
-        except (ValueError, EOFError, RecursionError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{path} is not in SQuAD format: {error!r}") from None
-    for title, contexts in articles:
+def _read_squad_articles(path: Path) -> DocumentIterator:
+    for title, paragraphs in read_articles(path):
+        contexts = (get_value(paragraph, "context") for paragraph in paragraphs)
         yield _make_document(contexts, f"{path}, article {title!r}")
 
 
-def _read_table(path: Path, rows: DocumentRows) -> Iterator[TextDocument | InvalidExample]:
+def _read_table(path: Path, rows: DocumentRows) -> DocumentIterator:
     """The texts of a column. An invalid text does not affect other texts."""
     paragraphs: list[str] = []
     location, num_rows = "", 0
-    for record in tables.read_table(path, [rows.column]):
-        document = record if isinstance(record, InvalidExample) else _make_document(record.values, record.location)
+    for row in open_table(path).read({"text": rows.column}):
+        document = row if isinstance(row, InvalidExample) else _make_document(row.values.values(), row.location)
         if isinstance(document, InvalidExample):
             yield document
             continue
@@ -202,10 +184,3 @@ def _make_document(texts: Iterable[object], location: str) -> TextDocument | Inv
             return cleaned
         paragraphs += (line.strip() for line in cleaned.split("\n") if line.strip())
     return TextDocument(tuple(paragraphs), location) if paragraphs else InvalidExample(location, "an empty text")
-
-
-DOCUMENT_READERS: dict[str, Callable[[Path], Iterator[TextDocument | InvalidExample]]] = {
-    ".txt": _read_text,
-    ".jsonl": _read_json_lines,
-    ".json": _read_squad_articles,
-}

@@ -18,70 +18,60 @@ Any other example that cannot be used is *invalid*: it stops reading, or it is s
 
 from __future__ import annotations
 
-import difflib
 import functools
 import glob
 import hashlib
+import itertools
 import json
-from collections import Counter
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar
 
-from jumok.data.readers import formats as readers_formats
-from jumok.data.readers.formats import InvalidExample, Sides, TranslationExample, rank_by_similarity
-from jumok.data.readers.text_files import data_folder
+from jumok.data.readers import dataset_files, tables
+from jumok.data.readers.header_detection import NUM_SAMPLED_LINES, differs_from_rows, look_like_column_names
+from jumok.data.readers.invalid_examples import (
+    InvalidExample,
+    OnError,
+    SkippedExamples,
+    clean_text,
+    line_too_long,
+    skip_invalid,
+)
+from jumok.data.readers.tables import TABLE_SUFFIXES, DelimitedTable, JsonTable, Table
+from jumok.data.readers.text_files import file_suffix, read_lines
 from jumok.errors import InputError
 
-OnError = Literal["stop", "skip"]
-NON_DATA_SUFFIXES = (
-    ".md",
-    ".rst",
-    ".html",
-    ".pdf",
-    ".py",
-    ".ipynb",
-    ".sh",
-    ".yaml",
-    ".yml",
-    ".toml",
-    ".log",
-    ".zip",
-)
+Side = str | int
+Sides = tuple[Side, Side]  # of a pair: columns of a table, or languages
 TextFunction = Callable[[str], str]
-T = TypeVar("T")
+# Common names of the two columns, for a table without the requested names.
+USUAL_COLUMNS = (("source", "target"), ("src", "tgt"))
 
 
-@dataclass
-class SkippedExamples:
-    """The number of skipped examples by reason, and the location of the first of each.
+@dataclass(frozen=True, slots=True)
+class TranslationExample:
+    """A sentence, its translation, and their location, ``file:line``."""
 
-    >>> skipped = SkippedExamples()
-    >>> for line in (7, 9):
-    ...     skipped.add(InvalidExample(f"my.tsv:{line}", "an empty target"))
-    >>> print(skipped)
-    2 skipped: 2 × an empty target (first: my.tsv:7)
-    """
+    source: str
+    target: str
+    location: str
 
-    counts: Counter[str] = field(default_factory=Counter)
-    first_locations: dict[str, str] = field(default_factory=dict)
 
-    def add(self, invalid: InvalidExample) -> None:
-        self.counts[invalid.reason] += 1
-        self.first_locations.setdefault(invalid.reason, invalid.location)
+ExampleIterator = Iterator[TranslationExample | InvalidExample]
 
-    @property
-    def total(self) -> int:
-        return self.counts.total()
 
-    def __str__(self) -> str:
-        if not self.total:
-            return "none skipped"
-        reasons = (
-            f"{count} × {reason} (first: {self.first_locations[reason]})" for reason, count in self.counts.most_common()
-        )
-        return f"{self.total} skipped: {'; '.join(reasons)}"
+def make_example(source: object, target: object, location: str) -> TranslationExample | InvalidExample:
+    """An example of two texts, stripped of surrounding white space, if both are valid."""
+    source_text, target_text = clean_text(source, "source", location), clean_text(target, "target", location)
+    if isinstance(source_text, InvalidExample):
+        return source_text
+    if isinstance(target_text, InvalidExample):
+        return target_text
+    return TranslationExample(source_text, target_text, location)
+
+
+# ------------------------------------------------------------------------------------------------------ corpora
 
 
 @dataclass(frozen=True)
@@ -89,7 +79,7 @@ class CorpusPart:
     """One file, pair of files or other source of a corpus. ``name`` identifies it."""
 
     name: str
-    read: Callable[[], Iterator[TranslationExample | InvalidExample]]
+    read: Callable[[], ExampleIterator]
     files: tuple[Path, ...] = ()  # files that the text depends on
 
 
@@ -108,9 +98,9 @@ class ParallelCorpus:
         TranslationExample(source='a cat', target='고양이', location='animals:2')
         """
 
-        def read() -> Iterator[TranslationExample | InvalidExample]:
+        def read() -> ExampleIterator:
             for number, (source, target) in enumerate(generate(), 1):
-                yield readers_formats.make_example(source, target, f"{name}:{number}")
+                yield make_example(source, target, f"{name}:{number}")
 
         return cls((CorpusPart(name, read),))
 
@@ -119,14 +109,9 @@ class ParallelCorpus:
 
         Invalid ones raise, or, with ``on_error="skip"``, are counted in ``skipped``.
         """
-        skipped = SkippedExamples() if skipped is None else skipped
-        is_empty = True
         examples = (example for part in self.parts for example in part.read())
-        for example in skip_invalid(examples, self.on_error, skipped):
-            is_empty = False
-            yield example
-        if is_empty:
-            raise InputError(f"{', '.join(part.name for part in self.parts)}: no examples; {skipped}")
+        empty_message = f"{', '.join(part.name for part in self.parts)}: no examples"
+        return skip_invalid(examples, self.on_error, skipped or SkippedExamples(), empty_message)
 
     def __iter__(self) -> Iterator[TranslationExample]:
         return self.read()
@@ -134,18 +119,16 @@ class ParallelCorpus:
     def map_texts(self, name: str, source_function: TextFunction, target_function: TextFunction) -> ParallelCorpus:
         """The same corpus with a function applied to each text. ``name`` must identify the functions."""
 
-        def map_part(part: CorpusPart) -> CorpusPart:
-            def read() -> Iterator[TranslationExample | InvalidExample]:
-                for example in part.read():
-                    if isinstance(example, InvalidExample):
-                        yield example
-                    else:
-                        source, target = source_function(example.source), target_function(example.target)
-                        yield readers_formats.make_example(source, target, example.location)
+        def read(part: CorpusPart) -> ExampleIterator:
+            for example in part.read():
+                if isinstance(example, InvalidExample):
+                    yield example
+                else:
+                    source, target = source_function(example.source), target_function(example.target)
+                    yield make_example(source, target, example.location)
 
-            return replace(part, name=f"{part.name}, {name}", read=read)
-
-        return replace(self, parts=tuple(map(map_part, self.parts)))
+        parts = (replace(part, name=f"{part.name}, {name}", read=functools.partial(read, part)) for part in self.parts)
+        return replace(self, parts=tuple(parts))
 
     @property
     def fingerprint(self) -> str:
@@ -160,196 +143,181 @@ def file_identity(path: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns]
 
 
-def skip_invalid(examples: Iterable[T | InvalidExample], on_error: OnError, skipped: SkippedExamples) -> Iterator[T]:
-    """The valid examples. Invalid ones raise, or, with ``on_error="skip"``, are counted in ``skipped``."""
-    for example in examples:
-        if not isinstance(example, InvalidExample):
-            yield example
-        elif example.reason == readers_formats.BLANK_LINE:
-            continue
-        elif on_error == "skip":
-            skipped.add(example)
-        else:
-            raise InputError(f"{example}. Fix it, or skip and count such examples: data.on_error=skip")
-
-
-def find_files(dataset: str | Sequence[str], suffixes: Sequence[str], split: str | None = None) -> list[Path]:
-    """The files of a data set whose examples are each in a single file.
-
-    ``dataset`` is a file, a pattern (``jaquad/train/*``), a split of a folder (``sst2/train``), or a list of
-    these, here or under JUMOK_DATA. If it is just a folder, ``split`` is used. A split is a file with one of
-    the suffixes, gzipped or not.
-    """
-    files: list[Path] = []
-    for name in [dataset] if isinstance(dataset, str) else dataset:
-        folder: Path | None = None
-        for path in (Path(name), data_folder() / name):
-            if path.is_file():
-                matches = [path]
-            elif path.is_dir():
-                folder = folder or path
-                matches = _find_with_suffix(path / split, suffixes) if split else []
-            else:
-                matches = _glob_files(path) or _find_with_suffix(path, suffixes)
-            files += matches
-            if matches:
-                break
-        else:
-            if folder is None:
-                raise InputError(_unknown_dataset_message(name))
-            problem = f"no {split}{suffixes[0]}" if split else "several splits"
-            contents = _format_names(split or "", _list_data_names(folder))
-            raise InputError(
-                f"{folder} is a folder with {problem}; it contains: {contents}. Name one of its splits, as "
-                f"in {folder.name}/train, or all its files: {name}/*"
-            )
-    if not files:
-        raise InputError("there is no file to read; name at least one")
-    return files
-
-
-def _glob_files(pattern: Path) -> list[Path]:
-    return [path for path in map(Path, sorted(glob.glob(str(pattern)))) if path.is_file()]
-
-
-def _find_with_suffix(path: Path, suffixes: Sequence[str]) -> list[Path]:
-    """The first file of this name that has one of the suffixes."""
-    if not path.name:
-        return []
-    names = (f"{path.name}{suffix}{gzip_suffix}" for suffix in suffixes for gzip_suffix in ("", ".gz"))
-    return [candidate for candidate in map(path.with_name, names) if candidate.is_file()][:1]
+# ------------------------------------------------------------------------------------------------ finding files
 
 
 def find_corpus(
-    dataset: str | Sequence[str],
-    *,
-    source: str | int,
-    target: str | int,
-    split: str | None = None,
-    on_error: OnError = "stop",
+    dataset: str | Sequence[str], *, source: Side, target: Side, split: str | None = None, on_error: OnError = "stop"
 ) -> ParallelCorpus:
     """The corpus that a recipe names. ``split`` is used for folders that are named without a split."""
-    sides = (source, target)
-    names = [dataset] if isinstance(dataset, str) else list(dataset)
-    if not names:
-        raise InputError("there is no file to read; name at least one")
-    text_files = [path for path in map(_find_file, names) if path and _is_plain_text(path)]
-    if len(names) == 2 and len(text_files) == 2:
-        return ParallelCorpus((_make_parallel_part(*text_files),), on_error)
-    if len(names) == 2 and len(text_files) == 1:  # the other name is probably misspelled
-        for name in names:
-            if _find_file(name) is None:
-                raise InputError(_unknown_dataset_message(name))
+    names, sides = dataset_files.as_names(dataset), (source, target)
+    matches = [[path for path in dataset_files.search_paths(name) if path.is_file()] for name in names]
+    is_text = [bool(paths) and not _is_table(paths[0]) for paths in matches]
+    if len(names) == 2 and all(is_text):
+        return ParallelCorpus((_make_text_part(matches[0][0], matches[1][0]),), on_error)
+    if len(names) == 2 and any(is_text) and not all(matches):  # the other name is probably misspelled
+        raise _corpus_not_found(names[matches.index([])], split, sides)
     return ParallelCorpus(tuple(part for name in names for part in _find_parts(name, sides, split)), on_error)
-
-
-def _find_file(name: str) -> Path | None:
-    """The file of this name, here or under JUMOK_DATA."""
-    return next((path for path in (Path(name), data_folder() / name) if path.is_file()), None)
 
 
 def _find_parts(name: str, sides: Sides, split: str | None) -> list[CorpusPart]:
     if name.startswith("hub:"):
-        hub_name = readers_formats.resolve_hub_name(name, split)
-        read = functools.partial(readers_formats.read_hub_dataset, hub_name, sides)
-        return [CorpusPart(f"hub:{hub_name} {sides}", read)]
-    if file := _find_file(name):
-        return [_make_table_part(file, sides)]
-    incomplete = None
-    for path in (Path(name), data_folder() / name):
-        if files := _glob_files(path):
-            return [_make_table_part(file, sides) for file in files]
-        if path.is_dir():
-            folder, folder_split = path, split
-        elif path.name and any(path.parent.glob(f"{glob.escape(path.name)}.*")):
-            folder, folder_split = path.parent, path.name
-        else:
-            continue
-        if folder_split and (part := _find_split(folder, folder_split, sides)):
-            return [part]
-        incomplete = incomplete or (folder, folder_split)
-    raise InputError(_missing_split_message(*incomplete, sides) if incomplete else _unknown_dataset_message(name))
+        hub_name = tables.resolve_hub_name(name, split)
+        return [_make_table_part(f"hub:{hub_name}", sides, lambda: tables.open_hub_table(hub_name))]
+    files = dataset_files.find_existing(name)
+    for path in files:
+        if not _is_table(path):
+            raise InputError(
+                f"{path}: its suffix is none of {', '.join(TABLE_SUFFIXES)}, so it is one side of parallel text; name "
+                f"both files, as in [{path}, OTHER]"
+            )
+    if files:
+        return [_make_file_part(path, sides) for path in files]
+    if part := dataset_files.find_split(name, split, lambda path: _find_split(path, sides)):
+        return [part]
+    raise _corpus_not_found(name, split, sides)
 
 
-def _find_split(folder: Path, split: str, sides: Sides) -> CorpusPart | None:
+def _find_split(path: Path, sides: Sides) -> CorpusPart | None:
     """The split of a folder: two text files, a table, or a file with bars."""
-
-    def find(name: str) -> Path | None:
-        return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
-
-    source, target = (find(f"{split}.{side}") for side in sides)
+    source, target = (dataset_files.find_with_suffix(path, [f".{side}"]) for side in sides)
     if source and target:
-        return _make_parallel_part(source, target)
-    for suffix in readers_formats.TABLE_READERS:
-        if path := find(f"{split}{suffix}"):
-            return _make_table_part(path, sides)
+        return _make_text_part(source[0], target[0])
+    if files := dataset_files.find_with_suffix(path, TABLE_SUFFIXES):
+        return _make_file_part(files[0], sides)
     for columns in ((1, 2), (2, 1)):
-        if path := find(f"{split}.{sides[columns[0] - 1]}-{sides[columns[1] - 1]}.txt"):
-            read = functools.partial(readers_formats.read_bar_separated, path, columns)
-            return CorpusPart(f"{path} {columns}", read, (path,))
+        suffix = f".{sides[columns[0] - 1]}-{sides[columns[1] - 1]}.txt"
+        if files := dataset_files.find_with_suffix(path, [suffix]):
+            return CorpusPart(f"{files[0]} {columns}", functools.partial(_read_bars, files[0], columns), (files[0],))
     return None
 
 
-def _make_table_part(path: Path, sides: Sides) -> CorpusPart:
-    if _is_plain_text(path):
-        suffixes = ", ".join(readers_formats.TABLE_READERS)
-        raise InputError(
-            f"{path}: its suffix is none of {suffixes}, so it is one side of parallel text; name both "
-            f"files, as in [{path}, OTHER]"
-        )
-    read = functools.partial(readers_formats.read_parallel_table, path, sides)
-    return CorpusPart(f"{path} {sides}", read, (path,))
+def _is_table(path: Path) -> bool:
+    return file_suffix(path) in TABLE_SUFFIXES
 
 
-def _make_parallel_part(source: Path, target: Path) -> CorpusPart:
-    read = functools.partial(readers_formats.read_parallel_files, source, target)
-    return CorpusPart(f"{source} {target}", read, (source, target))
-
-
-def _is_plain_text(path: Path) -> bool:
-    return readers_formats.file_suffix(path) not in readers_formats.TABLE_READERS
-
-
-def _missing_split_message(folder: Path, split: str | None, sides: Sides) -> str:
-    """The message for a folder without the requested split; it lists the contents, the most similar first."""
-    files = [name for name in _list_data_names(folder) if (folder / name).is_file()]
+def _corpus_not_found(name: str, split: str | None, sides: Sides) -> InputError:
+    for path in dataset_files.search_paths(name):
+        if not path.is_dir() and path.name and any(path.parent.glob(f"{glob.escape(path.name)}.*")):
+            name, split = str(path.parent), path.name  # the split exists, but not for these sides
+            break
     missing = f"{split}.{sides[0]} and {split}.{sides[1]}" if split else "a split"
-    return (
-        f"{folder} is a folder and does not contain {missing}; it contains: "
-        f"{_format_names(split or '', files)}. Name one of its splits, as in {folder.name}/train, and as "
-        "source and target the suffixes or columns"
+    hint = "and as source and target the suffixes or columns"
+    return dataset_files.dataset_not_found(name, split, f"is a folder and does not contain {missing}", hint)
+
+
+# ---------------------------------------------------------------------------------------------------- reading
+
+
+def _make_text_part(source: Path, target: Path) -> CorpusPart:
+    return CorpusPart(f"{source} {target}", functools.partial(_read_text_files, source, target), (source, target))
+
+
+def _make_file_part(path: Path, sides: Sides) -> CorpusPart:
+    return _make_table_part(str(path), sides, lambda: tables.open_table(path), (path,))
+
+
+def _make_table_part(
+    name: str, sides: Sides, open_table: Callable[[], Table], files: tuple[Path, ...] = ()
+) -> CorpusPart:
+    return CorpusPart(f"{name} {sides}", functools.partial(_read_table, open_table, sides), files)
+
+
+def _read_table(open_table: Callable[[], Table], sides: Sides) -> ExampleIterator:
+    table = open_table()
+    columns, header = _find_columns(table, sides)
+    if isinstance(table, DelimitedTable) and not header and all(isinstance(column, int) for column in columns):
+        _check_no_header(table, open_table, sides, columns)
+    return _read_pairs(table, columns, header)
+
+
+def _read_bars(path: Path, columns: Sides) -> ExampleIterator:
+    """Read ``source ||| target``, the input format of word aligners. Columns are given by number only."""
+    table = DelimitedTable(path, tables.iter_delimited_rows(path, "|||"))
+    return _read_pairs(table, *_find_columns(table, columns))
+
+
+def _read_pairs(table: Table, columns: Sides, header: bool | None = None) -> ExampleIterator:
+    for row in table.read({"source": columns[0], "target": columns[1]}, header):
+        if isinstance(row, InvalidExample):
+            yield row
+        else:
+            yield make_example(row.values["source"], row.values["target"], row.location)
+
+
+def _read_text_files(source: Path, target: Path) -> ExampleIterator:
+    """Read two text files: line n of one is the translation of line n of the other."""
+    source_lines, target_lines = read_lines(source), read_lines(target)
+    exhausted = object()
+    lines = itertools.zip_longest(source_lines, target_lines, fillvalue=exhausted)
+    for line_number, (source_line, target_line) in enumerate(lines, 1):
+        if source_line is exhausted or target_line is exhausted:
+            total = line_number + sum(1 for _ in (target_lines if source_line is exhausted else source_lines))
+            counts = (line_number - 1, total) if source_line is exhausted else (total, line_number - 1)
+            raise InputError(
+                f"{source} has {counts[0]} lines and {target} has {counts[1]}; line n of one must be the "
+                "translation of line n of the other, and an extra line shifts all lines after it"
+            )
+        if source_line is None or target_line is None:
+            yield line_too_long(source, line_number)
+        else:
+            yield make_example(source_line, target_line, f"{source}:{line_number}")
+
+
+# ------------------------------------------------------------------------------------------- columns of a table
+
+
+def _find_columns(table: Table, sides: Sides) -> tuple[Sides, bool | None]:
+    """The columns of the two sides, and whether the first line is a header; None: if columns are given by name."""
+    names = table.column_names
+    requested = [side for side in sides if isinstance(side, str)]
+    usual = next((pair for pair in USUAL_COLUMNS if set(pair) <= set(names)), None)
+    if isinstance(table, JsonTable) and len(requested) < 2:  # keys have no numbers
+        if usual is None and names:
+            raise _unknown_keys(table)
+        return usual or sides, None
+    if not requested:
+        selected = {names[side - 1] for side in sides if isinstance(side, int) and 1 <= side <= len(names)}
+        return sides, any(selected == set(pair) for pair in USUAL_COLUMNS) or None
+    if len(requested) == 2 and not set(requested) <= set(names):
+        if usual is not None:
+            return usual, None
+        if isinstance(table, DelimitedTable) and len(names) == 2 and not set(requested) & set(names):
+            return (1, 2), None
+    return sides, None
+
+
+def _unknown_keys(table: Table) -> InputError:
+    names = [name for name in table.column_names if name != tables.NESTED_COLUMN]
+    source, target = names if len(names) == 2 else ("…", "…")
+    return InputError(
+        f"{table.name}: which keys hold the two sides? The keys are: {', '.join(names[:8]) or 'none'}. "
+        f"Name the keys: data.source={source} data.target={target}"
     )
 
 
-def _unknown_dataset_message(name: str) -> str:
-    """The message for a missing data set; it lists existing ones, the most similar first."""
-    path, root = Path(name), data_folder()
-    for folder in (path.parent, root / path.parent):
-        if path.parent != Path() and folder.is_dir():
-            contents = _format_names(path.name, _list_data_names(folder))
-            return f"there is no {name}; {folder} contains: {contents}"
-    message = f"there is no file or data set {name!r}"
-    if similar := difflib.get_close_matches(name, _list_data_names(Path()), n=3):
-        message += f"; similar names here: {', '.join(similar)}"
-    if root.is_dir():
-        message += f"; the data sets in {root} are: {_format_names(name, _list_data_names(root))}"
-    else:
-        message += f"; there is no folder {root} of data sets either (set JUMOK_DATA to use another one)"
-    return f"{message}. For a data set of the Hugging Face hub, write hub:{name}"
+def _check_no_header(table: Table, open_table: Callable[[], Table], sides: Sides, columns: Sides) -> None:
+    """Warn if the first line is used as a pair but looks like a header; raise if other names were requested.
 
-
-def _list_data_names(folder: Path) -> list[str]:
-    """The folders and the data files in a folder."""
-    return sorted(path.name for path in folder.iterdir() if _is_data(path))
-
-
-def _is_data(path: Path) -> bool:
-    """Whether a path is a folder or may contain examples, unlike documentation and programs."""
-    if path.name.lower().startswith((".", "readme", "licence", "license")):
-        return False
-    return path.is_dir() or (path.suffix != "" and path.suffix.lower() not in NON_DATA_SUFFIXES)
-
-
-def _format_names(name: str, names: list[str]) -> str:
-    shown = ", ".join(rank_by_similarity(name, names)[:10])
-    return f"{shown}, and {len(names) - 10} more" if len(names) > 10 else shown or "nothing"
+    Names may be requested for a table without a header, because they are also the names of languages.
+    """
+    names = table.column_names
+    if not all(isinstance(column, int) and 1 <= column <= len(names) for column in columns):
+        return
+    first, second = (names[int(column) - 1] for column in columns)
+    requested = [side for side in sides if isinstance(side, str)]
+    is_header = look_like_column_names([first, second], requested)
+    if is_header and requested:
+        raise InputError(
+            f"{table.name} has no columns {' and '.join(map(repr, requested))}; its first line is {first!r}, "
+            f"{second!r}. If that is a header, name its columns: data.source={first} data.target={second}. "
+            "If it is a pair, put a header above it, or give the numbers of the columns, starting at 1"
+        )
+    sample = itertools.islice(_read_pairs(open_table(), columns), NUM_SAMPLED_LINES)
+    rows = ([pair.source, pair.target] for pair in sample if isinstance(pair, TranslationExample))
+    if is_header or differs_from_rows([first, second], rows):
+        warnings.warn(
+            f"{table.name}: the first line, {first!r} and {second!r}, is used as a pair; name the columns "
+            f"(data.source={first} data.target={second}) if it is a header",
+            stacklevel=2,
+        )

@@ -27,20 +27,23 @@ from typing import ClassVar
 from jumok.data.audio import AUDIO_LIMITS, AudioLimits, AudioProcessor, Waveform, file_too_large
 from jumok.data.builtin.spoken_numbers import SyntheticUtterance, choose_text_and_style, synthesize_utterance
 from jumok.data.caches.feature_cache import digest_sources
-from jumok.data.readers import formats as readers_formats
-from jumok.data.readers import parallel_corpus, tables
 from jumok.data.readers.archive import DataFile, FileFolder, TarArchive
-from jumok.data.readers.formats import InvalidExample, clean_text
-from jumok.data.readers.tables import TableRecord, normalize_split_name
-from jumok.data.readers.text_files import data_folder, read_lines
+from jumok.data.readers.dataset_files import find_files, search_paths
+from jumok.data.readers.invalid_examples import InvalidExample, clean_text
+from jumok.data.readers.tables import (
+    TABLE_SUFFIXES,
+    RowIterator,
+    TableRow,
+    iter_delimited_rows,
+    normalize_split_name,
+    open_table,
+)
+from jumok.data.readers.text_files import file_suffix, read_lines
 from jumok.errors import InputError
 
 # Names of the table in a folder or a .tar.
 TABLE_NAMES = tuple(
-    f"{name}{suffix}{gz}"
-    for name in ("metadata", "transcripts")
-    for suffix in readers_formats.TABLE_READERS
-    for gz in ("", ".gz")
+    f"{name}{suffix}{gz}" for name in ("metadata", "transcripts") for suffix in TABLE_SUFFIXES for gz in ("", ".gz")
 )
 AUDIO_FOLDER_NAMES = ("", "wavs/", "wav/", "audio/", "clips/")  # relative to the table
 AUDIO_SUFFIXES = ("", ".wav", ".flac", ".ogg")  # names may omit the suffix
@@ -137,7 +140,6 @@ class SpeechColumns:
 
 DEFAULT_COLUMNS = SpeechColumns()
 AudioFiles = FileFolder[AudioFile] | TarArchive[AudioFile]
-SpeechRows = Iterator[tuple[TableRecord, str | None] | InvalidExample]  # with the split, if the table has one
 
 
 def make_builtin_examples(
@@ -182,36 +184,31 @@ def _read_examples(
         if isinstance(row, InvalidExample):
             yield replace(row, location=row.location.replace(str(table), table_name))
             continue
-        record, row_split = row
-        if split is not None and row_split is not None:
+        if split is not None and "split" in row.values:
+            row_split = str(row.values["split"] or "")
             splits.add(row_split)
             if normalize_split_name(row_split) != normalize_split_name(split):
                 continue
         has_examples = True
-        yield _make_example(record, record.location.replace(str(table), table_name), audio_files)
+        yield _make_example(row, row.location.replace(str(table), table_name), audio_files)
     if splits and not has_examples:
-        raise InputError(
-            f"{table_name} has no recordings of the split {split!r}; its splits are: {_join_names(splits)}"
-        )
+        names = ", ".join(sorted(filter(None, splits))) or "none"
+        raise InputError(f"{table_name} has no recordings of the split {split!r}; its splits are: {names}")
 
 
-def _join_names(names: set[str]) -> str:
-    return ", ".join(sorted(filter(None, names))) or "none"
-
-
-def _make_example(record: TableRecord, location: str, audio_files: AudioFiles) -> SpeechExample | InvalidExample:
-    name, text, speaker, emotion = record.values
-    file, cleaned_text = clean_text(name, "file", location), clean_text(text, "text", location)
+def _make_example(row: TableRow, location: str, audio_files: AudioFiles) -> SpeechExample | InvalidExample:
+    file, text = (clean_text(row.values[name], name, location) for name in ("file", "text"))
     if isinstance(file, InvalidExample):
         return file
-    if isinstance(cleaned_text, InvalidExample):
-        return cleaned_text
+    if isinstance(text, InvalidExample):
+        return text
     audio = _find_audio(audio_files, file, f"{location} {file}")
     if isinstance(audio, InvalidExample):
         return audio
     if not audio.num_bytes:
         return InvalidExample(f"{location} {file}", "an empty recording")
-    return SpeechExample(audio, cleaned_text, location, *(str(value).strip() for value in (speaker, emotion)))
+    speaker, emotion = (str(row.values.get(name) or "").strip() for name in ("speaker", "emotion"))
+    return SpeechExample(audio, text, location, speaker, emotion)
 
 
 def _find_audio(audio_files: AudioFiles, name: str, location: str) -> AudioFile | InvalidExample:
@@ -231,7 +228,7 @@ def _find_table(name: str, split: str | None, stack: contextlib.ExitStack) -> tu
     """The table, its recordings, and the name of the table in messages."""
     if name.startswith("hub:"):
         raise InputError(f"{name}: recordings cannot be read from the hub; download them and name a table")
-    for path in (Path(name), data_folder() / name):
+    for path in search_paths(name):
         if path.is_dir():
             for table in TABLE_NAMES:
                 if (path / table).is_file():
@@ -241,7 +238,7 @@ def _find_table(name: str, split: str | None, stack: contextlib.ExitStack) -> tu
                 return _extract_table(archive, stack)
         if path.is_file():
             return path, FileFolder(path.parent, AudioFile), str(path)
-    matches = parallel_corpus.find_files(name, tuple(readers_formats.TABLE_READERS), split)
+    matches = find_files(name, TABLE_SUFFIXES, split)
     if len(matches) > 1:
         raise InputError(f"{name} matches several tables; name each of them: {', '.join(map(str, matches[:5]))}")
     return matches[0], FileFolder(matches[0].parent, AudioFile), str(matches[0])
@@ -261,7 +258,7 @@ def _extract_table(archive: Path, stack: contextlib.ExitStack) -> tuple[Path, Au
 
 
 def _open_audio_files(audio_path: str) -> AudioFiles:
-    for path in (Path(audio_path), data_folder() / audio_path):
+    for path in search_paths(audio_path):
         if path.exists():
             return FileFolder(path, AudioFile) if path.is_dir() else TarArchive(path, AudioFile)
     raise InputError(f"there is no folder or .tar {audio_path!r}; set data.recordings to that of the recordings")
@@ -270,49 +267,30 @@ def _open_audio_files(audio_path: str) -> AudioFiles:
 # -------------------------------------------------------------------------------------------------- tables
 
 
-def _read_rows(table: Path, columns: SpeechColumns) -> SpeechRows:
-    """Rows of file, text, speaker and emotion; the last two are "" if there is no such column."""
-    first_line = (
-        next((line for line in read_lines(table) if line), "") if readers_formats.file_suffix(table) == ".csv" else ""
-    )
+def _read_rows(path: Path, columns: SpeechColumns) -> RowIterator:
+    """Rows of file and text, and of speaker, emotion and split if there are such columns."""
+    first_line = next((line for line in read_lines(path) if line), "") if file_suffix(path) == ".csv" else ""
     if LJSPEECH_SEPARATOR in first_line and "," not in first_line.partition(LJSPEECH_SEPARATOR)[0]:
-        yield from _read_ljspeech(table)
-        return
-    names = tables.read_column_names(table)
-    # read_table raises an error if a required column is missing.
-    required = [_choose_column(column, names) or column for column in (columns.file, columns.text)]
-    optional = [_choose_column(column, names) for column in (columns.speaker, columns.emotion, columns.split)]
-    available = [*required, *(column for column in optional if column is not None)]
-    for record in tables.read_table(table, available, columns.header):
-        if isinstance(record, InvalidExample):
-            yield record
-            continue
-        values = iter(record.values)
-        file, text = next(values), next(values)
-        speaker, emotion, split = (None if column is None else str(next(values) or "") for column in optional)
-        yield TableRecord((file, text, speaker or "", emotion or ""), record.location), split
+        return _read_ljspeech(path)
+    table = open_table(path)
+    requested: dict[str, str | int | Sequence[str]] = {}
+    for name in ("file", "text", "speaker", "emotion", "split"):
+        column: str | int | Sequence[str] = getattr(columns, name)
+        if table.has_column(column):
+            candidates = [column] if isinstance(column, str | int) else column
+            requested[name] = next(candidate for candidate in candidates if table.has_column(candidate))
+        elif name in ("file", "text"):
+            requested[name] = column  # reading raises an error that names it
+    return table.read(requested, columns.header)
 
 
-def _choose_column(candidates: str | int | Sequence[str], names: Sequence[str]) -> str | int | None:
-    """The first of the candidates that exists; a number is returned as it is."""
-    if isinstance(candidates, int):
-        return candidates
-    return next(
-        (name for name in ([candidates] if isinstance(candidates, str) else candidates) if name in names),
-        None,
-    )
-
-
-def _read_ljspeech(table: Path) -> SpeechRows:
+def _read_ljspeech(path: Path) -> RowIterator:
     """The format of LJSpeech: name|text|normalized text, without a header. Quotes have no special meaning."""
-    for line_number, cells in readers_formats.iter_separated_rows(table, LJSPEECH_SEPARATOR):
-        location = f"{table}:{line_number}"
+    for location, cells in iter_delimited_rows(path, LJSPEECH_SEPARATOR):
         if isinstance(cells, InvalidExample):
             yield cells
-        elif not any(cells):
-            yield InvalidExample(location, readers_formats.BLANK_LINE)
         elif len(cells) < 2:
             yield InvalidExample(location, "not name|text", f"it is {cells[0][:60]!r}")
         else:
             text = cells[2] if len(cells) > 2 and cells[2].strip() else cells[1]
-            yield TableRecord((cells[0], text, "", ""), location), None
+            yield TableRow({"file": cells[0], "text": text}, location)

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jumok.data.readers import parallel_corpus
-from jumok.data.readers.formats import InvalidExample, clean_text
+from jumok.data.readers.dataset_files import find_files
+from jumok.data.readers.invalid_examples import InvalidExample, clean_text
 from jumok.data.readers.text_files import open_decompressed
 from jumok.errors import InputError
 
@@ -64,11 +64,15 @@ def read_answer_examples(
 
     A question without an answer (SQuAD 2.0) is invalid unless ``allow_unanswerable`` is set.
     """
-    for path in parallel_corpus.find_files(dataset, SQUAD_SUFFIXES, split):
-        yield from _read_squad_file(path, allow_unanswerable)
+    for path in find_files(dataset, SQUAD_SUFFIXES, split):
+        for title, paragraphs in read_articles(path):
+            for paragraph in paragraphs:
+                for entry in _get_list(paragraph, "qas"):
+                    yield _parse_question(path, title, paragraph, entry, allow_unanswerable)
 
 
-def _read_squad_file(path: Path, allow_unanswerable: bool) -> Iterator[AnswerExample | InvalidExample]:
+def read_articles(path: Path) -> Iterator[tuple[str, list[Any]]]:
+    """The title and the paragraphs of each article."""
     with open_decompressed(path) as file:
         try:
             tree = json.loads(file.read())
@@ -78,29 +82,23 @@ def _read_squad_file(path: Path, allow_unanswerable: bool) -> Iterator[AnswerExa
     if not isinstance(articles, list):
         raise InputError(f'{path} is not in SQuAD format: expected a JSON object with a list "data"')
     for number, article in enumerate(articles, 1):
-        title = str(_get_value(article, "title") or f"article {number}")
-        for paragraph in _get_list(article, "paragraphs"):
-            for entry in _get_list(paragraph, "qas"):
-                yield _parse_question(path, title, paragraph, entry, allow_unanswerable)
+        yield str(get_value(article, "title") or f"article {number}"), _get_list(article, "paragraphs")
 
 
 def _parse_question(
     path: Path, title: str, paragraph: Any, entry: Any, allow_unanswerable: bool
 ) -> AnswerExample | InvalidExample:
-    identity = str(_get_value(entry, "id") or "?")
+    identity = str(get_value(entry, "id") or "?")
     location = f"{path}, article {title!r}, question {identity}"
-    context, question = (
-        _get_value(paragraph, "context"),
-        clean_text(_get_value(entry, "question"), "question", location),
-    )
-    checked_context = clean_text(context, "context", location)
-    for checked in (question, checked_context):
-        if isinstance(checked, InvalidExample):
-            return checked
-    assert isinstance(context, str)
+    question = clean_text(get_value(entry, "question"), "question", location)
+    if isinstance(question, InvalidExample):
+        return question
+    context = get_value(paragraph, "context")  # with surrounding white space, which answer_start counts
+    if isinstance(invalid := clean_text(context, "context", location), InvalidExample):
+        return invalid
     answers = []
     for answer in _get_list(entry, "answers"):
-        text, start = _get_value(answer, "text"), _get_value(answer, "answer_start")
+        text, start = get_value(answer, "text"), get_value(answer, "answer_start")
         if not isinstance(text, str) or not text or not isinstance(start, int):
             return InvalidExample(location, "an answer without text and answer_start", f"it is {answer!r}"[:120])
         if start < 0 or context[start : start + len(text)] != text:
@@ -114,8 +112,7 @@ def _parse_question(
         return InvalidExample(
             location, "a question without an answer", "set data.has_unanswerable=true to use such questions"
         )
-    # The context keeps its surrounding white space, because answer_start counts its characters.
-    return AnswerExample(str(question), context, tuple(answers), identity, title, location)
+    return AnswerExample(question, context, tuple(answers), identity, title, location)
 
 
 def _describe_misplaced_answer(context: str, text: str, start: int) -> str:
@@ -125,12 +122,13 @@ def _describe_misplaced_answer(context: str, text: str, start: int) -> str:
     return f"{text[:40]!r} at {start}, where the context has {instead!r}; {actual}"
 
 
-def _get_value(tree: Any, key: str) -> Any:
+def get_value(tree: Any, key: str) -> Any:
+    """The value of a key; None if there is none, or ``tree`` is no object."""
     return tree.get(key) if isinstance(tree, Mapping) else None
 
 
 def _get_list(tree: Any, key: str) -> list[Any]:
-    value = _get_value(tree, key)
+    value = get_value(tree, key)
     return value if isinstance(value, list) else []
 
 

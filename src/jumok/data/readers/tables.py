@@ -1,7 +1,11 @@
-"""Selected columns of tables, row by row: .tsv, .csv, .jsonl or .parquet, optionally with .gz, or the hub.
+"""Tables: .tsv, .csv, .jsonl or .parquet, optionally with .gz, or a data set of the Hugging Face hub.
 
-A column is given by its name in the header (in JSON, the key) or by its number, starting at 1. A list of
-columns
+A table is read row by row. Only the requested columns of the current row are held in memory::
+
+    for row in open_table(Path("train.tsv")).read({"text": "sentence", "label": 2}):
+        row.values["text"], row.values["label"], row.location
+
+A column is given by its name in the header (in JSON, the key) or by its number, starting at 1. A list of columns
 means all of them that the table has, joined into one text::
 
     sentence              the column of that name
@@ -9,90 +13,213 @@ means all of them that the table has, joined into one text::
     [sentence, content]   whichever of the two exists: splits of one data set may use different names
     [title, body]         both, as "title . body"
 
-If all columns are numbers, the first line is a row unless ``header`` is set.
+If all columns are numbers, the first line is a row unless ``header`` is set. The fields of a nested column
+``translation`` are columns of their own.
 """
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import functools
+import itertools
+import json
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from jumok.data.readers import formats as readers_formats
-from jumok.data.readers import parallel_corpus
-from jumok.data.readers.formats import BLANK_LINE, CellRow, InvalidExample, rank_by_similarity
+from jumok.data.readers.dataset_files import as_names, find_files, rank_by_similarity
+from jumok.data.readers.invalid_examples import BLANK_LINE, InvalidExample, line_too_long
+from jumok.data.readers.text_files import file_suffix, import_optional, open_decompressed, read_lines
 from jumok.errors import InputError
 
-ColumnSpec = str | int | Sequence[str | int]
-TEXT_SEPARATOR = " . "
+TABLE_SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
+TEXT_SEPARATOR = " . "  # between joined columns
+NESTED_COLUMN = "translation"
+ROWS_PER_BATCH = 1024  # rows of a Parquet file that are read together
 SPLIT_ALIASES = {"train": ("train", "restval", "training"), "val": ("val", "dev", "valid", "validation")}
+
+ColumnSpec: TypeAlias = str | int | Sequence[str | int]
+ColumnSpecs: TypeAlias = Mapping[str, ColumnSpec]  # the columns of each value that is read, by its name
+CellRows: TypeAlias = Iterator[tuple[str, list[str] | InvalidExample]]  # the location and the cells of each row
+JsonRows: TypeAlias = Iterator[tuple[str, Mapping[str, object] | InvalidExample]]
 
 
 @dataclass(frozen=True, slots=True)
-class TableRecord:
-    """The values of the requested columns, and their location, ``file:line``."""
+class TableRow:
+    """The requested values of a row, by name, and its location, ``file:line``."""
 
-    values: tuple[object, ...]
+    values: Mapping[str, object]
     location: str
 
 
-RecordIterator = Iterator[TableRecord | InvalidExample]
+RowIterator: TypeAlias = Iterator[TableRow | InvalidExample]
 
 
-def read_tables(
-    dataset: str | Sequence[str],
-    columns: Sequence[ColumnSpec],
-    *,
-    split: str | None = None,
-    header: bool | None = None,
-) -> RecordIterator:
-    """Read the tables that a recipe names; for the names see ``parallel_corpus.py``."""
-    for name in [dataset] if isinstance(dataset, str) else dataset:
+def open_tables(dataset: str | Sequence[str], split: str | None = None) -> Iterator[Table]:
+    """The tables that a recipe names: files (see ``dataset_files.py``), or data sets of the hub."""
+    for name in as_names(dataset):
         if name.startswith("hub:"):
-            hub_name = readers_formats.resolve_hub_name(name, split)
-            for location, row in readers_formats.iter_hub_rows(hub_name):
-                yield _record_from_mapping(row, columns, location)
-            continue
-        for path in parallel_corpus.find_files(name, tuple(readers_formats.TABLE_READERS), split):
-            yield from read_table(path, columns, header)
+            yield open_hub_table(resolve_hub_name(name, split))
+        else:
+            yield from map(open_table, find_files(name, TABLE_SUFFIXES, split))
 
 
-def read_table(path: Path, columns: Sequence[ColumnSpec], header: bool | None = None) -> RecordIterator:
-    """Read one file. Its suffix determines the format."""
-    suffix = readers_formats.file_suffix(path)
+def open_table(path: Path) -> Table:
+    """Open one file. Its suffix determines the format."""
+    suffix = file_suffix(path)
     if suffix == ".tsv":
-        return _read_cells(path, columns, readers_formats.iter_separated_rows(path, "\t"), header)
+        return DelimitedTable(path, iter_delimited_rows(path, "\t"))
     if suffix == ".csv":
-        return _read_cells(path, columns, readers_formats.iter_csv_rows(path), header)
+        return DelimitedTable(path, iter_csv_rows(path))
     if suffix == ".jsonl":
-        return (
-            row if isinstance(row, InvalidExample) else _record_from_mapping(row, columns, location)
-            for location, row in readers_formats.iter_json_rows(path)
-        )
+        return JsonTable(path, _iter_json_rows(path))
     if suffix == ".parquet":
-        return _read_parquet_columns(path, columns)
-    raise InputError(f"{path} is not a table; expected a file ending in {', '.join(readers_formats.TABLE_READERS)}")
+        return ParquetTable(path)
+    raise InputError(f"{path} is not a table; expected a file ending in {', '.join(TABLE_SUFFIXES)}")
 
 
-def read_column_names(path: Path) -> Sequence[str]:
-    """The names of the columns of a table, from its first row."""
-    suffix = readers_formats.file_suffix(path)
-    if suffix == ".parquet":
-        names: list[str] = []
+class Table(ABC):
+    """Rows with named or numbered columns. A table can be read once."""
 
-        def choose_first(schema: Any) -> list[tuple[str, ...]]:
-            names.extend(schema.names)
-            return [(schema.names[0],)]
+    def __init__(self, name: Path | str) -> None:
+        self.name = str(name)  # for messages
 
-        next(readers_formats.iter_parquet_rows(path, choose_first), None)
-        return names
-    if suffix == ".jsonl":
-        row = next((row for _, row in readers_formats.iter_json_rows(path) if isinstance(row, Mapping)), {})
-        return list(row)
-    rows = readers_formats.iter_separated_rows(path, "\t") if suffix == ".tsv" else readers_formats.iter_csv_rows(path)
-    cells = next((cells for _, cells in rows if not isinstance(cells, InvalidExample) and any(cells)), [])
-    return [cell.strip() for cell in cells]
+    @property
+    @abstractmethod
+    def column_names(self) -> list[str]:
+        """The names of the columns: the cells of the first line, or the keys of the first row of JSON."""
+
+    @abstractmethod
+    def read(self, columns: ColumnSpecs, header: bool | None = None) -> RowIterator:
+        """Read the rows. ``header``: whether the first line is a header; None: if columns are given by name."""
+
+    def has_column(self, column: ColumnSpec) -> bool:
+        """Whether the table has a column of this name, or one of these. A number is not checked."""
+        return any(isinstance(name, int) or name in self.column_names for name in _as_sequence(column))
+
+    def _find_column(self, column: ColumnSpec, names: Sequence[str]) -> list[int]:
+        """The indices of a column, or of those of its columns that exist, among these names."""
+        numbers = [
+            name if isinstance(name, int) else names.index(name) + 1 if name in names else 0
+            for name in _as_sequence(column)
+        ]
+        indices = [number - 1 for number in numbers if 1 <= number <= len(names)]
+        if not indices:
+            raise InputError(
+                f"{self.name} has no column {_format_column(column)}; its first line has {len(names)}: "
+                f"{_format_similar(column, [repr(name[:30]) for name in names])}. Name one of these in the data "
+                "section of the recipe, or give its number, starting at 1"
+            )
+        return indices
+
+
+class DelimitedTable(Table):
+    """TSV, CSV and similar formats, from rows of cells."""
+
+    def __init__(self, name: Path | str, rows: CellRows) -> None:
+        super().__init__(name)
+        self._rows = rows
+
+    @functools.cached_property
+    def column_names(self) -> list[str]:
+        first, self._rows = _peek(self._rows)
+        return [cell.strip() for cell in first or []]
+
+    def read(self, columns: ColumnSpecs, header: bool | None = None) -> RowIterator:
+        by_name = any(isinstance(name, str) for column in columns.values() for name in _as_sequence(column))
+        if by_name and header is False:
+            raise InputError(f"{self.name} has no header, so columns need numbers; they are {list(columns.values())}")
+        names = self.column_names
+        indices = {name: self._find_column(column, names) for name, column in columns.items()} if names else {}
+        is_header = by_name or header
+        for location, cells in self._rows:
+            if isinstance(cells, InvalidExample):
+                yield cells
+            elif is_header:
+                is_header = False
+            elif len(cells) != len(names):
+                detail = f"{len(cells)}, and the first line has {len(names)}"
+                yield InvalidExample(location, "another number of columns", detail)
+            else:
+                yield _select_values(cells, indices, location)
+
+
+class JsonTable(Table):
+    """JSON lines or a data set of the hub, from mappings. Each row has its own keys."""
+
+    def __init__(self, name: Path | str, rows: JsonRows) -> None:
+        super().__init__(name)
+        self._rows = rows
+
+    @functools.cached_property
+    def column_names(self) -> list[str]:
+        first, self._rows = _peek(self._rows)
+        return list(map(str, _flatten(first or {})))
+
+    def read(self, columns: ColumnSpecs, header: bool | None = None) -> RowIterator:
+        for location, row in self._rows:
+            if isinstance(row, InvalidExample):
+                yield row
+                continue
+            cells = _flatten(row)
+            keys = {name: [key for key in _as_sequence(spec) if key in cells] for name, spec in columns.items()}
+            if all(keys.values()):
+                yield _select_values(cells, keys, location)
+            else:
+                missing = next(columns[name] for name in columns if not keys[name])
+                similar = _format_similar(missing, list(map(str, cells)))
+                yield InvalidExample(location, f"no {_format_column(missing)}", f"it has: {similar}")
+
+
+class ParquetTable(Table):
+    """A Parquet file, read one row group at a time."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.path = path
+
+    @functools.cached_property
+    def column_names(self) -> list[str]:
+        return [path[-1] for path in self._column_paths]
+
+    @functools.cached_property
+    def _column_paths(self) -> list[tuple[str, ...]]:
+        """The path of each column: (name,), or (translation, name) if it is nested."""
+        with self._open() as file:
+            schema = file.schema_arrow
+        nested = schema.field(NESTED_COLUMN).type if NESTED_COLUMN in schema.names else ()
+        names = [field.name for field in nested if field.name not in schema.names]
+        return [(name,) for name in schema.names] + [(NESTED_COLUMN, name) for name in names]
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[Any]:
+        arrow, reader = import_optional("pyarrow", "hub"), import_optional("pyarrow.parquet", "hub")
+        with tempfile.TemporaryFile() as unzipped, open_decompressed(self.path) as file:
+            source: Any = self.path
+            if self.path.suffix == ".gz":  # Parquet needs random access
+                shutil.copyfileobj(file, unzipped)
+                source = unzipped
+            try:
+                with reader.ParquetFile(source) as parquet_file:
+                    yield parquet_file
+            except (arrow.ArrowException, OSError) as error:
+                raise InputError(f"{self.name} cannot be read as Parquet: {error}") from None
+
+    def read(self, columns: ColumnSpecs, header: bool | None = None) -> RowIterator:
+        indices = {name: self._find_column(column, self.column_names) for name, column in columns.items()}
+        paths = {index: self._column_paths[index] for column_indices in indices.values() for index in column_indices}
+        num_rows = 0
+        with self._open() as file:
+            for batch in file.iter_batches(ROWS_PER_BATCH, columns=list(map(".".join, paths.values()))):
+                values = zip(*(_decode_column(batch, path) for path in paths.values()), strict=True)
+                for number, row in enumerate(values, num_rows + 1):
+                    yield _select_values(dict(zip(paths, row, strict=True)), indices, f"{self.name}:{number}")
+                num_rows += batch.num_rows
 
 
 def normalize_split_name(name: str) -> str:
@@ -105,38 +232,125 @@ def normalize_split_name(name: str) -> str:
     return next((split for split, names in SPLIT_ALIASES.items() if name in names), name)
 
 
-def _read_cells(
-    path: Path, columns: Sequence[ColumnSpec], rows: Iterator[tuple[int, CellRow]], header: bool | None
-) -> RecordIterator:
-    """The records of rows of cells with line numbers."""
-    indices: list[list[int]] | None = None
-    width = 0
-    for line_number, cells in rows:
-        location = f"{path}:{line_number}"
-        if isinstance(cells, InvalidExample):
-            yield cells
-        elif not any(cells) and len(cells) < 2:
-            yield InvalidExample(location, BLANK_LINE)
-        elif indices is None:
-            width = len(cells)
-            names = [cell.strip() for cell in cells]
-            by_name = any(isinstance(name, str) for column in columns for name in _as_sequence(column))
-            if by_name and header is False:
-                raise InputError(f"{path} has no header, so columns need numbers; they are {columns}")
-            indices = [_find_column(path, column, names) for column in columns]
-            if not (by_name or header):
-                yield _make_record(cells, indices, location)
-        elif len(cells) != width:
-            yield InvalidExample(location, "another number of columns", f"{len(cells)}, and the first line has {width}")
+# ---------------------------------------------------------------------------------------------------- formats
+
+
+def iter_delimited_rows(path: Path, separator: str) -> CellRows:
+    """The location and the cells of each line. Quotes have no special meaning."""
+    for number, line in enumerate(read_lines(path), 1):
+        location = f"{path}:{number}"
+        if line is None:
+            yield location, line_too_long(path, number)
         else:
-            yield _make_record(cells, indices, location)
+            yield location, line.split(separator) if line else InvalidExample(location, BLANK_LINE)
 
 
-def _make_record(cells: Sequence[object], columns: Sequence[Sequence[int]], location: str) -> TableRecord:
-    return TableRecord(
-        tuple(_join_values([cells[index] for index in column_indices]) for column_indices in columns),
-        location,
-    )
+def iter_csv_rows(path: Path) -> CellRows:
+    """The cells of each row of a CSV file, and its location, where the row begins: it may span several lines.
+
+    A quoted cell may contain commas, line breaks and doubled quotes.
+    """
+    # A line that is too long is also too long for a cell, so the csv module reports it.
+    too_long = "x" * (csv.field_size_limit() + 1)
+    reader = csv.reader(((too_long if line is None else line) + "\n" for line in read_lines(path)), strict=True)
+    while True:
+        line_number = reader.line_num + 1
+        location = f"{path}:{line_number}"
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            detail = f"{error}, in lines {line_number} to {reader.line_num}; is a quote not closed?"
+            yield location, InvalidExample(location, "not CSV", detail)
+        else:
+            yield location, cells if cells not in ([], [""]) else InvalidExample(location, BLANK_LINE)
+
+
+def _iter_json_rows(path: Path) -> JsonRows:
+    for number, line in enumerate(read_lines(path), 1):
+        location = f"{path}:{number}"
+        if line is None:
+            yield location, line_too_long(path, number)
+        elif not line.strip():
+            yield location, InvalidExample(location, BLANK_LINE)
+        else:
+            try:
+                yield location, _check_mapping(json.loads(line), location)
+            except (ValueError, RecursionError) as error:
+                yield location, InvalidExample(location, "not JSON", str(error))
+
+
+def resolve_hub_name(dataset: str, split: str | None) -> str:
+    """The part of ``hub:NAME`` after the colon, with ``split`` if it has none."""
+    name = dataset.removeprefix("hub:")
+    return f"{name}{':' * (2 - name.count(':'))}{split}" if split and name.count(":") < 2 else name
+
+
+def open_hub_table(name: str) -> JsonTable:
+    """Stream a data set of the Hugging Face hub: ``NAME[@REVISION][:CONFIGURATION[:SPLIT]]``."""
+    return JsonTable(f"hub:{name}", _iter_hub_rows(name))
+
+
+def _iter_hub_rows(name: str) -> JsonRows:
+    datasets = import_optional("datasets", "hub")
+    repository, _, rest = name.partition(":")
+    configuration, _, split = rest.partition(":")
+    repository, _, revision = repository.partition("@")
+    try:
+        rows = datasets.load_dataset(
+            repository, configuration or None, split=split or "train", revision=revision or None, streaming=True
+        )
+        for number, row in enumerate(rows, 1):
+            location = f"hub:{name}:{number}"
+            yield location, _check_mapping(row, location)
+    except Exception as error:  # the network, the hub and the data set raise many types, from four packages
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(f"hub:{name} cannot be read: {lines[0]}") from error
+
+
+def _check_mapping(row: object, location: str) -> Mapping[str, object] | InvalidExample:
+    if isinstance(row, Mapping):
+        return row
+    return InvalidExample(location, "no JSON object", f"it is {row!r}"[:80])
+
+
+def _flatten(row: Mapping[str, object]) -> Mapping[str, object]:
+    """A row with the fields of its nested column as columns of their own."""
+    nested = row.get(NESTED_COLUMN)
+    return {**nested, **row} if isinstance(nested, Mapping) else row
+
+
+def _decode_column(batch: Any, path: tuple[str, ...]) -> Iterator[object]:
+    """The Python values of a Parquet column. Invalid UTF-8 becomes lone surrogates, as when reading a text file."""
+    arrow = import_optional("pyarrow", "hub")
+    column = batch.column(path[0])
+    if len(path) == 2:
+        column = column.field(path[1])
+    if arrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if arrow.types.is_string(column.type) or arrow.types.is_large_string(column.type):
+        column = column.cast(arrow.large_binary())
+    for value in column.to_pylist():
+        yield value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+
+
+# ---------------------------------------------------------------------------------------------------- columns
+
+
+def _peek(rows: Iterator[tuple[str, Any]]) -> tuple[Any, Iterator[tuple[str, Any]]]:
+    """The first valid row, or None, and an iterator over all rows."""
+    start: list[tuple[str, Any]] = []
+    for row in rows:
+        start.append(row)
+        if not isinstance(row[1], InvalidExample):
+            return row[1], itertools.chain(start, rows)
+    return None, iter(start)
+
+
+def _select_values(cells: Any, columns: Mapping[str, Sequence[Any]], location: str) -> TableRow:
+    values = {name: _join_values([cells[key] for key in keys]) for name, keys in columns.items()}
+    return TableRow(values, location)
 
 
 def _join_values(values: Sequence[object]) -> object:
@@ -153,47 +367,9 @@ def _as_sequence(column: ColumnSpec) -> Sequence[str | int]:
     return [column] if isinstance(column, str | int) else column
 
 
-def _find_column(path: Path, column: ColumnSpec, names: Sequence[str]) -> list[int]:
-    """The indices of a column, or of those of its columns that exist, among these names."""
-    indices = []
-    for name in _as_sequence(column):
-        if isinstance(name, int):
-            indices += [name - 1] if 1 <= name <= len(names) else []
-        else:
-            indices += [names.index(name)] if name in names else []
-    if indices:
-        return indices
-    requested = " or ".join(repr(name) for name in _as_sequence(column))
-    shown = ", ".join(repr(name[:30]) for name in rank_by_similarity(str(_as_sequence(column)[0]), names)[:8])
-    raise InputError(
-        f"{path} has no column {requested}; its first line has {len(names)}: {shown}. "
-        "Name one of these in the data section of the recipe, or give its number, starting at 1"
-    )
+def _format_column(column: ColumnSpec) -> str:
+    return " or ".join(map(repr, _as_sequence(column)))
 
 
-def _record_from_mapping(row: object, columns: Sequence[ColumnSpec], location: str) -> TableRecord | InvalidExample:
-    """The record of a JSON object, or of a row of the hub."""
-    if not isinstance(row, Mapping):
-        return InvalidExample(location, "no JSON object", f"it is {row!r}"[:80])
-    values = []
-    for column in columns:
-        names = [name for name in _as_sequence(column) if name in row]
-        if not names:
-            requested = " or ".join(repr(name) for name in _as_sequence(column))
-            similar = ", ".join(rank_by_similarity(str(_as_sequence(column)[0]), [str(name) for name in row])[:8])
-            return InvalidExample(location, f"no {requested}", f"it has: {similar}")
-        values.append(_join_values([row[name] for name in names]))
-    return TableRecord(tuple(values), location)
-
-
-def _read_parquet_columns(path: Path, columns: Sequence[ColumnSpec]) -> RecordIterator:
-    counts: list[int] = []  # number of columns of the file for each of ``columns``
-
-    def choose(schema: Any) -> list[tuple[str, ...]]:
-        indices = [_find_column(path, column, schema.names) for column in columns]
-        counts.extend(map(len, indices))
-        return [(schema.names[index],) for column_indices in indices for index in column_indices]
-
-    for location, row in readers_formats.iter_parquet_rows(path, choose):
-        values = iter(row)
-        yield TableRecord(tuple(_join_values([next(values) for _ in range(count)]) for count in counts), location)
+def _format_similar(column: ColumnSpec, names: Sequence[str]) -> str:
+    return ", ".join(rank_by_similarity(str(_as_sequence(column)[0]), names)[:8])

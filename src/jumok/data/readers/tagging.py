@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from jumok.batches.tokens import IGNORE
-from jumok.data.readers import parallel_corpus
-from jumok.data.readers.formats import InvalidExample, clean_text, line_too_long
+from jumok.data.readers.dataset_files import find_files
+from jumok.data.readers.invalid_examples import InvalidExample, clean_text, line_too_long
 from jumok.data.readers.text_files import read_lines
 from jumok.errors import InputError
 
@@ -63,7 +63,7 @@ def read_tagging_examples(
     """
     if 0 in (word_column, tag_column):
         raise InputError("a column is 0; columns start at 1, or at -1 for the last one")
-    for path in parallel_corpus.find_files(dataset, TAGGING_SUFFIXES, split):
+    for path in find_files(dataset, TAGGING_SUFFIXES, split):
         for block in _iter_blocks(path):
             example = _parse_sentence(path, block, word_column, tag_column, scheme)
             if example is not None:

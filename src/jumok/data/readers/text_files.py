@@ -25,6 +25,11 @@ def data_folder() -> Path:
     return Path(os.environ.get("JUMOK_DATA") or "data")
 
 
+def file_suffix(path: Path) -> str:
+    """The suffix of a file in lower case, ignoring ``.gz``."""
+    return Path(path.name.removesuffix(".gz")).suffix.lower()
+
+
 def import_optional(module: str, extra: str) -> ModuleType:
     """Import an optional package. If it is missing, the error gives the command that installs it."""
     try:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from jumok.data.readers.formats import rank_by_similarity
-from jumok.data.readers.text_files import data_folder, read_lines
+from jumok.data.readers.dataset_files import rank_by_similarity, search_paths
+from jumok.data.readers.text_files import read_lines
 from jumok.errors import InputError
 
 PHARAOH_PATTERN = re.compile(r"(\d{1,9})([-p?])(\d{1,9})")
@@ -44,11 +44,11 @@ class GoldAlignment:
 
 def find_alignment_file(name: str) -> Path:
     """Find a file of links by its path, or by its split: ``europarl/gold`` has ``gold.links.txt.gz``."""
-    for path in (Path(name), data_folder() / name):
+    for path in search_paths(name):
         for suffix in ("", ".links", ".links.txt", ".links.gz", ".links.txt.gz"):
             if (candidate := path.parent / f"{path.name}{suffix}").is_file():
                 return candidate
-    folder = next((parent for parent in (Path(name).parent, (data_folder() / name).parent) if parent.is_dir()), Path())
+    folder = next((path.parent for path in search_paths(name) if path.parent.is_dir()), Path())
     similar = rank_by_similarity(f"{Path(name).name}.links", [path.name for path in folder.iterdir() if path.is_file()])
     raise InputError(
         f"there is no file {name} or {name}.links.txt; {folder} contains: {', '.join(similar[:10]) or 'nothing'}"

@@ -29,7 +29,7 @@ import tokenizers
 from tokenizers import models
 
 from jumok.batches.tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
-from jumok.data.readers.formats import TranslationExample
+from jumok.data.readers.parallel_corpus import TranslationExample
 from jumok.data.tokenizers.vocabulary import BYTE_PIECES, SPACE, TokenizerConfig, train_backend
 from jumok.errors import InputError
 from jumok.files import atomic_write

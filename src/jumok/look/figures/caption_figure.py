@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jumok.data.images import Pixels, decode_image
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.errors import InputError
 from jumok.look.figures.plots import GREY, INK, Drawing, add_panel, create_colormap, to_single_line
 from jumok.look.viewer.attended_image import AttendedImage

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jumok.data.batching.texts import EncodedText
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.data.readers.squad import AnswerExample, ContextSpan, extract_answer, find_piece_span
 from jumok.data.tokenizers.segmentation import find_grapheme_boundaries
 from jumok.data.tokenizers.windows import TokenWindow, make_windows

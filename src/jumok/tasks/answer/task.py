@@ -17,7 +17,7 @@ from torch import nn
 
 from jumok.batches.text import AnswerBatch
 from jumok.data.readers import squad
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.data.readers.squad import AnswerExample
 from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 from jumok.models.bert import BertConfig, BertSpanExtractor

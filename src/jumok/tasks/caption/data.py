@@ -9,7 +9,7 @@ from jumok.data.builtin import scenes
 from jumok.data.builtin.scenes import DATA_SEED, LANGUAGES, BuiltinScene, draw_cached_scene
 from jumok.data.readers import captions
 from jumok.data.readers.captions import CaptionExample
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.tasks.caption.config import CaptionRecipe
 from jumok.tasks.config import DataSource
 

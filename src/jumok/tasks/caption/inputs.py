@@ -9,8 +9,9 @@ from pathlib import Path
 from jumok.data.builtin.scenes import BuiltinScene
 from jumok.data.images import ImageArchive, ImageFile
 from jumok.data.readers import captions, tables
-from jumok.data.readers import formats as readers_formats
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import BLANK_LINE, InvalidExample
+from jumok.data.readers.tables import TABLE_SUFFIXES
+from jumok.data.readers.text_files import file_suffix
 from jumok.errors import InputError
 from jumok.inference import line_io
 from jumok.tasks.jsonl_input import JsonObject, get_text_field
@@ -44,7 +45,7 @@ def _list_images(text: str, path: Path) -> Iterator[str]:
         if not names:
             raise InputError(f"{path} has no images: files that end in {', '.join(IMAGE_SUFFIXES)}")
         yield from names
-    elif path.is_file() and readers_formats.file_suffix(path) in readers_formats.TABLE_READERS:
+    elif path.is_file() and file_suffix(path) in TABLE_SUFFIXES:
         yield from _read_table(path)
     else:
         yield text
@@ -53,12 +54,12 @@ def _list_images(text: str, path: Path) -> Iterator[str]:
 def _read_table(path: Path) -> Iterator[str]:
     resolve_path = _make_path_resolver(path)
     seen: set[str] = set()
-    for record in tables.read_table(path, [captions.IMAGE_COLUMN_NAMES]):
-        if isinstance(record, InvalidExample):
-            if record.reason != readers_formats.BLANK_LINE:
-                raise InputError(str(record))
+    for row in tables.open_table(path).read({"image": captions.IMAGE_COLUMN_NAMES}):
+        if isinstance(row, InvalidExample):
+            if row.reason != BLANK_LINE:
+                raise InputError(str(row))
             continue
-        name = resolve_path(str(record.values[0]))
+        name = resolve_path(str(row.values["image"]))
         if name not in seen:  # an image with five captions has five rows
             seen.add(name)
             yield name

@@ -20,7 +20,7 @@ from jumok.data.builtin.scenes import BuiltinScene
 from jumok.data.image_inputs import build_square_resize
 from jumok.data.images import IMAGE_LIMITS, ImageFile, ImageLimits, Pixels, decode_image
 from jumok.data.readers.captions import CaptionExample
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.data.tokenizers.tokenizer import Tokenizer
 from jumok.decoding import Hypothesis, StreamListener
 from jumok.errors import InputError

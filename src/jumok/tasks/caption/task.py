@@ -26,7 +26,7 @@ from jumok.data.builtin.scenes import LANGUAGES
 from jumok.data.caches.image_features import ImageFeatureCache
 from jumok.data.image_inputs import CachedFeatureInputs, DeviceFeatureInputs, ImageInputs, PixelInputs
 from jumok.data.readers.captions import CaptionExample
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.data.tokenizers.tokenizer import Tokenizer
 from jumok.errors import InputError
 from jumok.files import get_cache_folder

@@ -15,7 +15,7 @@ from torch import nn
 from jumok.batches.text import ClassificationBatch
 from jumok.data.batching.texts import EncodedText
 from jumok.data.readers.classification import ClassificationExample
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.data.tokenizers.windows import make_windows
 from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 from jumok.errors import InputError

@@ -13,7 +13,7 @@ from jumok.data.readers.classification import (
     LabelSet,
     unescape_treebank,
 )
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.errors import InputError
 from jumok.tasks import jsonl_input
 from jumok.tasks.classify.config import ClassificationDataConfig, ClassificationRecipe

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from jumok.data.batching.pretraining import MaskingConfig
-from jumok.data.readers.parallel_corpus import OnError
+from jumok.data.readers.invalid_examples import OnError
 from jumok.data.tokenizers.wordpiece import WordPieceConfig
 from jumok.models.bert import BertConfig
 from jumok.tasks.config import AutoBool, ColumnName, DataSource, check_positive

@@ -13,7 +13,7 @@ from torch import nn
 from jumok.data.batching.pretraining import PretrainingBatcher
 from jumok.data.caches.document_store import DocumentStore, prepare_document_store
 from jumok.data.readers.documents import FirstParagraphs
-from jumok.data.readers.parallel_corpus import SkippedExamples
+from jumok.data.readers.invalid_examples import SkippedExamples
 from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 from jumok.errors import InputError
 from jumok.files import read_json, write_json

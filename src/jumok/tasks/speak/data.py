@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from jumok.data.readers import speech
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.data.readers.speech import AudioFile, SpeechExample
 from jumok.errors import InputError
 from jumok.tasks.config import DataSource

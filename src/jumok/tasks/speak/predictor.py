@@ -21,7 +21,7 @@ from jumok.batches.speech import SpeechBatch
 from jumok.batches.tokens import Tokens
 from jumok.data.audio import AudioProcessor, Waveform, encode_wav
 from jumok.data.caches.spectrograms import AudioSource
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.data.readers.speech import SpeechExample
 from jumok.data.tokenizers.sentence_splitter import split_sentences
 from jumok.data.tokenizers.speech_symbols import SpeechSymbols

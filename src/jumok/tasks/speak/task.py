@@ -23,7 +23,7 @@ from torch import nn
 from jumok.data.audio import AudioProcessor
 from jumok.data.batching.speech import SpeechBatcher
 from jumok.data.caches.spectrograms import SpectrogramCache
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.data.readers.speech import BuiltinUtterance, SpeechExample
 from jumok.data.tokenizers.speech_symbols import SpeechSymbols
 from jumok.errors import InputError

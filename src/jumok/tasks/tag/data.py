@@ -8,7 +8,7 @@ import regex
 
 from jumok.batches.tokens import IGNORE
 from jumok.data.batching.texts import EncodedText
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.data.readers.tagging import TaggingExample, label_first_pieces
 from jumok.data.tokenizers.segmentation import (
     COMBINING_MARKS,

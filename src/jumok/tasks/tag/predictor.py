@@ -10,7 +10,7 @@ import numpy as np
 
 from jumok.batches.tokens import IGNORE
 from jumok.data.batching.texts import EncodedText
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.data.readers.tagging import (
     Entity,
     TaggingExample,

@@ -13,7 +13,7 @@ from torch import nn
 
 from jumok.batches.text import TaggingBatch
 from jumok.data.readers import tagging
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.data.readers.tagging import TaggingExample, make_iob2_labels
 from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 from jumok.models.bert import BertConfig, BertTagger

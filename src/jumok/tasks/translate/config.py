@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 
-from jumok.data.readers.parallel_corpus import OnError
+from jumok.data.readers.invalid_examples import OnError
 from jumok.data.tokenizers.vocabulary import TokenizerConfig
 from jumok.metrics.translation import BleuTokenization
 from jumok.models.convolutional import ConvolutionalConfig

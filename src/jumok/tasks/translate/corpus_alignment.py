@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from jumok.data.readers import formats as readers_formats
 from jumok.data.readers import parallel_corpus, word_alignments
-from jumok.data.readers.formats import InvalidExample, TranslationExample
-from jumok.data.readers.text_files import read_lines
+from jumok.data.readers.invalid_examples import BLANK_LINE, InvalidExample, line_too_long
+from jumok.data.readers.parallel_corpus import TranslationExample, make_example
+from jumok.data.readers.tables import TABLE_SUFFIXES
+from jumok.data.readers.text_files import file_suffix, read_lines
 from jumok.errors import InputError
 from jumok.metrics.symmetrization import SYMMETRIZATIONS, Symmetrization
 from jumok.metrics.word_alignment import format_links, score_alignment
@@ -212,12 +213,7 @@ def read_pairs(
     if inputs[0] == "-":
         typed = (raw.decode("utf-8", "surrogateescape").rstrip("\r\n") for raw in sys.stdin.buffer)
         return _parse_lines(typed, "standard input")
-    if (
-        len(inputs) == 1
-        and path.exists()
-        and not path.is_dir()
-        and readers_formats.file_suffix(path) not in readers_formats.TABLE_READERS
-    ):
+    if len(inputs) == 1 and path.exists() and not path.is_dir() and file_suffix(path) not in TABLE_SUFFIXES:
         return _parse_lines(read_lines(path), inputs[0])
     where = inputs[0] if len(inputs) == 1 else list(inputs)
     corpus = parallel_corpus.find_corpus(where, source=data_config.source, target=data_config.target)
@@ -227,13 +223,13 @@ def read_pairs(
 def _parse_lines(lines: Iterable[str | None], name: str) -> Iterator[TranslationExample | InvalidExample]:
     for number, line in enumerate(lines, 1):
         if line is None:
-            yield readers_formats.line_too_long(name, number)
+            yield line_too_long(name, number)
             continue
         cells = line.split("\t" if "\t" in line else "|||")
         if len(cells) == 2:
-            yield readers_formats.make_example(cells[0], cells[1], f"{name}:{number}")
+            yield make_example(cells[0], cells[1], f"{name}:{number}")
         elif not line.strip():
-            yield InvalidExample(f"{name}:{number}", readers_formats.BLANK_LINE)
+            yield InvalidExample(f"{name}:{number}", BLANK_LINE)
         else:
             told = f"{len(cells)} columns; it is two texts with a tab or ||| between them"
             yield InvalidExample(f"{name}:{number}", "no pair", told)

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from jumok.data.builtin import english_korean
 from jumok.data.readers import parallel_corpus, word_alignments
-from jumok.data.readers.formats import InvalidExample, TranslationExample
-from jumok.data.readers.parallel_corpus import CorpusPart, ParallelCorpus, SkippedExamples
+from jumok.data.readers.invalid_examples import InvalidExample, SkippedExamples
+from jumok.data.readers.parallel_corpus import CorpusPart, ParallelCorpus, TranslationExample
 from jumok.data.readers.word_alignments import GoldAlignment
 from jumok.data.splits import HashedHoldOut
 from jumok.data.tokenizers import moses, spelling

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jumok.data.readers.formats import TranslationExample
+from jumok.data.readers.parallel_corpus import TranslationExample
 from jumok.metrics import translation
 from jumok.metrics.translation import Bleu, Chrf, LengthBin, TranslationScore
 from jumok.metrics.word_alignment import AlignmentScore, score_alignment

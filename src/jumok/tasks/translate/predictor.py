@@ -14,7 +14,7 @@ from torch import Tensor
 
 from jumok import decoding
 from jumok.batches.tokens import EOS, LayerAttention, Seq2SeqBatch, Tokens
-from jumok.data.readers.formats import TranslationExample
+from jumok.data.readers.parallel_corpus import TranslationExample
 from jumok.data.tokenizers.tokenizer import TokenizerPair
 from jumok.decoding import Hypothesis, StreamListener
 from jumok.errors import InputError

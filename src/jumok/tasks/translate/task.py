@@ -16,7 +16,7 @@ from torch import nn
 from jumok.data.batching.translation import TranslationBatcher
 from jumok.data.caches.token_store import TokenStore, prepare_token_store
 from jumok.data.readers import word_vectors
-from jumok.data.readers.parallel_corpus import SkippedExamples
+from jumok.data.readers.invalid_examples import SkippedExamples
 from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerPair
 from jumok.errors import InputError
 from jumok.metrics.translation import LengthBin

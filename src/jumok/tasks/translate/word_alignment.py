@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from jumok.batches.tokens import Seq2SeqBatch
-from jumok.data.readers.formats import InvalidExample, TranslationExample
+from jumok.data.readers.invalid_examples import InvalidExample
+from jumok.data.readers.parallel_corpus import TranslationExample
 from jumok.data.readers.word_alignments import AlignmentLinks
 from jumok.errors import InputError, JumokError
 from jumok.look.views.alignment_selection import (
