@@ -89,7 +89,7 @@ def test_flaws_stop_or_are_counted(tmp_path: Path) -> None:
     assert [one.paragraphs for one in found.read(skipped)] == [("good", "fine"), ("other",)]
     assert skipped.counts == {"invalid UTF-8": 1}
     (tmp_path / "b.jsonl").write_text('{"body": 1}\n')
-    with pytest.raises(InputError, match=r'b\.jsonl:1: no "text"'):
+    with pytest.raises(InputError, match=r"b\.jsonl:1: no 'text'"):
         list(documents.find_documents(str(tmp_path / "b.jsonl")))
     (tmp_path / "c.json").write_text("[]")
     with pytest.raises(InputError, match="not in SQuAD format"):

@@ -86,6 +86,8 @@ def open_table(path: Path) -> Table:
 class Table(ABC):
     """Rows with named or numbered columns. A table can be read once."""
 
+    names_phrase = "its first line has"  # before the column names, in messages
+
     def __init__(self, name: Path | str) -> None:
         self.name = str(name)  # for messages
 
@@ -111,7 +113,7 @@ class Table(ABC):
         indices = [number - 1 for number in numbers if 1 <= number <= len(names)]
         if not indices:
             raise InputError(
-                f"{self.name} has no column {_format_column(column)}; its first line has {len(names)}: "
+                f"{self.name} has no column {_format_column(column)}; {self.names_phrase} {len(names)}: "
                 f"{_format_similar(column, [repr(name[:30]) for name in names])}. Name one of these in the data "
                 "section of the recipe, or give its number, starting at 1"
             )
@@ -178,6 +180,8 @@ class JsonTable(Table):
 
 class ParquetTable(Table):
     """A Parquet file, read one row group at a time."""
+
+    names_phrase = "it has"
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
