@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jumok.data.batching.texts import EncodedText
-from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.data.readers.squad import AnswerExample, ContextSpan
 from jumok.models.bert import BertSpanExtractor
 from jumok.tasks.answer import metrics as answer_metrics
