@@ -312,16 +312,16 @@ def test_the_source_is_copied_only_if_its_rows_change() -> None:
         start = model.start(Seq2SeqBatch.from_sequences(SOURCES, TARGETS).source)
         assert start.reorder(torch.arange(4), range(4)) is start
         beams = start.reorder(torch.arange(4).repeat_interleave(3), range(4))
-        assert beams.source_caches is start.source_caches
+        assert beams.source is start.source
         assert beams.rows_per_source == 3
         _, state = model.step(beams, torch.full((12,), BOS))
         within = state.reorder(torch.tensor([2, 2, 0, 3, 4, 5, 8, 7, 6, 9, 9, 9]), range(4))
-        assert within.source_caches is start.source_caches
+        assert within.source is start.source
         fewer = within.reorder(torch.tensor([3, 4, 5, 9, 10, 11]), [1, 3])
-        assert [len(cache.lengths) for cache in fewer.source_caches] == [2] * 3
-        assert fewer.source_caches[0].lengths == (2, 3)
+        assert [len(cache.lengths) for cache in fewer.source.caches] == [2] * 3
+        assert fewer.source.caches[0].lengths == (2, 3)
         alone = fewer.reorder(torch.tensor([2, 3, 4]))
-        assert alone.source_caches[0].lengths == (2, 3, 3)
+        assert alone.source.caches[0].lengths == (2, 3, 3)
         assert alone.rows_per_source == 1
         for none in (
             fewer.reorder(torch.tensor([], dtype=torch.long), []),

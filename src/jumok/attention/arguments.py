@@ -109,10 +109,10 @@ def build_attention_call(
     keys = key.keys if isinstance(key, PreparedKeys) else key
     tensors = {"query": query, "key": keys} | ({} if value is None else {"value": value})
     _check_tensors(tensors)
-    if is_autocast_enabled(query.device):
+    if (dtype := get_autocast_dtype(query.device)) is not None:
         # The dtypes may differ. They are converted as PyTorch's own functions do.
-        query, value = _to_autocast_dtype(query), None if value is None else _to_autocast_dtype(value)
-        key = replace(key, keys=_to_autocast_dtype(keys)) if isinstance(key, PreparedKeys) else _to_autocast_dtype(key)
+        query, value = _convert(query, dtype), None if value is None else _convert(value, dtype)
+        key = replace(key, keys=_convert(keys, dtype)) if isinstance(key, PreparedKeys) else _convert(key, dtype)
     if value is not None and value.shape[-2] != keys.shape[-2]:
         raise InputError(f"there are {keys.shape[-2]} keys but {value.shape[-2]} values; each key needs its value")
     if score is None:
@@ -162,8 +162,14 @@ def build_attention_call(
     )
 
 
-def _to_autocast_dtype(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.to(torch.get_autocast_dtype(x.device.type))
+def get_autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """Return the dtype of autocast, or None if it is off."""
+    return torch.get_autocast_dtype(device.type) if is_autocast_enabled(device) else None
+
+
+def _convert(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert an input of attention as autocast does."""
+    return x if x.dtype == torch.float64 else x.to(dtype)
 
 
 def _check_mask(mask: object) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from jumok.attention import dispatch, plan_cache
@@ -70,7 +69,7 @@ def attend(
     torch.Size([2, 5, 3])
     """
     plan_key = plan = None
-    if not torch.compiler.is_compiling() and _compute_output is _UNPATCHED_COMPUTE_OUTPUT:
+    if not is_observed():
         plan_key = plan_cache.make_plan_key(query, key, value, score, mask, bias, scale, softcap, dropout)
         plan = None if plan_key is None else plan_cache.find_plan(plan_key, mask)
         if plan is not None:
@@ -166,8 +165,13 @@ def _compute_output(call: AttentionCall) -> Tensor:
     return _choose_function(call)(call)
 
 
-# `jumok.watch` and the ONNX export replace _compute_output. Plans are used only while it is not replaced.
+# `jumok.watch` and the ONNX export replace _compute_output.
 _UNPATCHED_COMPUTE_OUTPUT = _compute_output
+
+
+def is_observed() -> bool:
+    """Return whether something must see each attention call: ``jumok.watch``, an export, or a trace."""
+    return _compute_output is not _UNPATCHED_COMPUTE_OUTPUT or plan_cache.needs_full_path()
 
 
 def _choose_function(call: AttentionCall) -> Callable[[AttentionCall], Tensor]:

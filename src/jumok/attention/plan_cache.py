@@ -7,7 +7,7 @@ are bounded.
 
 A plan may decline a call by returning None, for example when the padding holds NaN. The call then takes the
 full path, so results and errors are always those of the full path. Calls that are traced, transformed
-(``torch.func``), autocast, checkpointed, or made with tensor subclasses never use a plan.
+(``torch.func``), checkpointed, converted by autocast, or made with tensor subclasses never use a plan.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from torch.nn import functional as F
 from torch.nn.modules import module as nn_module
 
 from jumok.attention import chunking, dispatch
-from jumok.attention.arguments import DEFAULT_SCORE, AttentionCall
+from jumok.attention.arguments import DEFAULT_SCORE, AttentionCall, get_autocast_dtype
 from jumok.attention.caching import BoundedCache
+from jumok.attention.compiled_block import CompiledBlock
 from jumok.attention.mask_types import AndMask, KeyMask, Mask, NotMask, OrMask, PaddingMask, WindowMask
 from jumok.attention.packed_masks import DocumentMask, PackedMask
 from jumok.attention.paths.reference import run_reference
@@ -73,7 +74,7 @@ def make_plan_key(
 ) -> Hashable | None:
     """Return everything that the checks and the choice of a path depend on, except the mask.
 
-    None if the call must take the full path. Never called while ``torch.compile`` traces.
+    None if the call must take the full path. Not called if :func:`needs_full_path`.
     """
     if bias is not None or softcap is not None:
         return None
@@ -88,18 +89,13 @@ def make_plan_key(
         and type(scale) in _NUMBERS
         and type(dropout) in _NUMBERS
         and (mask is None or type(mask) in _MASKS)
-        and dispatch.PATHS is _PATHS  # otherwise, a test or a benchmark restricts the choice
     ):
         return None
-    if (
-        _in_transform()
-        or _num_dispatch_modes()
-        or _in_function_mode()
-        or _in_autocast()
-        or _get_jit_trace() is not None
-        or _get_saved_tensor_hooks(False) is not None  # a checkpoint needs the same operations in both runs
-    ):
-        return None
+    autocast_dtype = None
+    if _in_autocast():
+        autocast_dtype = get_autocast_dtype(query.device)
+        if autocast_dtype is not None and not {query.dtype, keys.dtype, value.dtype} <= {autocast_dtype, torch.float64}:
+            return None  # the full path converts these inputs
     return (
         query.shape,
         keys.shape,
@@ -114,6 +110,20 @@ def make_plan_key(
         is_prepared,
         scale,
         dropout,
+        autocast_dtype,
+    )
+
+
+def needs_full_path() -> bool:
+    """Return whether something must see each check and operation of a call, such as a trace."""
+    return (
+        torch.compiler.is_compiling()
+        or dispatch.PATHS is not _PATHS  # a test or a benchmark restricts the choice
+        or _in_transform()
+        or _num_dispatch_modes() > 0
+        or _in_function_mode()
+        or _get_jit_trace() is not None
+        or _get_saved_tensor_hooks(False) is not None  # a checkpoint needs the same operations in both runs
     )
 
 
@@ -286,7 +296,7 @@ def _build_additive_step_plan(call: AttentionCall) -> AttentionPlan | None:
     def run_step(query: Tensor, key: Any, value: Tensor, score: Any, mask: Any) -> Tensor | None:
         modules, keys = score._modules, key.keys
         query_linear, key_linear = modules.get("query"), modules.get("key")
-        if type(query_linear) is not nn.Linear or type(key_linear) is not nn.Linear or _has_hooks(score):
+        if type(query_linear) is not nn.Linear or type(key_linear) is not nn.Linear or has_hooks(score):
             return None
         w: Any = query_linear._parameters.get("weight")
         u: Any = key_linear._parameters.get("weight")
@@ -324,15 +334,15 @@ def _are_finite(key: Tensor, value: Tensor) -> bool:
         torch._C._set_grad_enabled(grad_was_enabled)
 
 
-def _has_hooks(score: Any) -> bool:
-    """Return whether calling the module does more than its ``forward``."""
+def has_hooks(module: Any) -> bool:
+    """Return whether calling the module does more than the ``forward`` of its class."""
     return bool(
-        score._forward_hooks
-        or score._forward_pre_hooks
-        or score._backward_hooks
-        or score._backward_pre_hooks
-        or score._compiled_call_impl is not None
-        or "forward" in score.__dict__
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or (module._compiled_call_impl is not None and not isinstance(module, CompiledBlock))
+        or "forward" in module.__dict__
         or nn_module._global_forward_hooks
         or nn_module._global_forward_pre_hooks
         or nn_module._global_backward_hooks

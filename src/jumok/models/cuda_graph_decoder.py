@@ -218,7 +218,7 @@ class CudaGraphDecoder:
             raise ValueError(
                 "CudaGraphDecoder needs a model in eval mode, but it is in training mode: call model.eval()"
             )
-        source_caches = self.model.start(source).source_caches
+        source_caches = self.model.start(source).source.caches
         self._version += 1
         self._drop_stale_graphs()
         sources, length = source.ids.shape

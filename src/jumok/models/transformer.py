@@ -42,6 +42,7 @@ from jumok.models.layers.module_list import build_module_list
 from jumok.models.layers.output_loss import linear_cross_entropy, select_labelled
 from jumok.models.layers.precision import to_autocast_dtype
 from jumok.models.layers.source_sharing import reorder_sources
+from jumok.models.transformer_step import SourceMemory, StackedKVCache, TransformerStep
 
 
 @dataclass(frozen=True)
@@ -279,32 +280,29 @@ class TransformerOutputLayer(CompiledBlock):
 class TransformerState:
     """Decoding state of N rows.
 
-    Neighbouring rows that continue the same source share its keys and values: ``source_caches`` have
+    Neighbouring rows that continue the same source share its keys and values: ``source`` has
     N / ``rows_per_source`` rows (see :mod:`jumok.models.layers.source_sharing`).
     """
 
-    self_caches: tuple[KVCache, ...]  # for each layer, keys and values of the target so far
-    source_caches: tuple[KVCache, ...]  # for each layer, keys and values of the source
+    past: StackedKVCache  # keys and values of the target so far
+    source: SourceMemory  # keys and values of the source
     rows_per_source: int = 1
+    bound_step: TransformerStep | None = None  # the decoder bound to its weights, from the first step on
 
     def reorder(self, index: Tensor, sources: Sequence[int] | None = None) -> TransformerState:
         """Return the state of the rows ``index``, in that order. Rows may be repeated or left out.
 
         ``sources``: the sources that remain, with equally many neighbouring rows each. If they are given, the
-        source caches are copied only if the sources change, without waiting for a GPU. Otherwise each row
+        source memory is copied only if the sources change, without waiting for a GPU. Otherwise each row
         gets its own source.
         """
-        self_caches, source_caches = self.self_caches, self.source_caches
+        source = self.source
         source_rows, rows_per_source = reorder_sources(index, sources, self.rows_per_source)
-        if source_rows != list(range(len(source_caches[0].lengths))):
-            source_index = torch.tensor(source_rows, dtype=torch.long)
-            source_caches = tuple(cache.reorder(source_index) for cache in source_caches)
+        if source_rows != list(range(len(source.lengths))):
+            source = source.reorder(source_rows)
         elif rows_per_source == self.rows_per_source == 1:
             return self  # no row moves
-        if self_caches[0].buffer is not None:  # empty before the first step
-            index = index.to(self_caches[0].key.device)
-            self_caches = tuple(cache.reorder(index) for cache in self_caches)
-        return TransformerState(self_caches, source_caches, rows_per_source)
+        return TransformerState(self.past.reorder(index), source, rows_per_source, self.bound_step)
 
 
 # ------------------------------------------------------------------------------------ the model
@@ -415,20 +413,29 @@ class Transformer(nn.Module):
         _check_padded("start", source)
         memory = self.encode(source)
         source_caches = (layer.cross_attention.prepare(memory, source.lengths) for layer in self.decoder)
-        return TransformerState((KVCache(),) * len(self.decoder), tuple(source_caches))
+        return TransformerState(StackedKVCache(), SourceMemory(tuple(source_caches)))
 
     def step(self, state: TransformerState, ids: Tensor) -> tuple[Tensor, TransformerState]:
         """Return the logits ``(N, V)`` of the next words after ``ids`` ``(N,)``, which are BOS at first."""
-        position = torch.full((1,), state.self_caches[0].max_length, device=ids.device)
-        hidden, caches = self.decode(
-            ids[:, None],
-            position,
-            state.source_caches,
-            caches=state.self_caches,
-            rows_per_source=state.rows_per_source,
-        )
-        state = TransformerState(caches, state.source_caches, state.rows_per_source)
-        return self.output.logits(hidden[:, 0]), state
+        past, source, rows_per_source = state.past, state.source, state.rows_per_source
+        if not torch.is_grad_enabled():
+            past = past.extend(len(self.decoder), len(ids), like=source.caches[0].key)
+        bound_step = TransformerStep.bind(self, source, state.bound_step)
+        if bound_step is not None:
+            logits = bound_step(ids, past, source, rows_per_source)
+        else:
+            length = state.past.length
+            hidden, caches = self.decode(
+                ids[:, None],
+                torch.full((1,), length, device=ids.device),
+                source.caches,
+                caches=past.to_layer_caches(len(self.decoder), length),
+                rows_per_source=rows_per_source,
+            )
+            if torch.is_grad_enabled():
+                past = StackedKVCache.from_layer_caches(caches)
+            logits = self.output.logits(hidden[:, 0])
+        return logits, TransformerState(past, source, rows_per_source, bound_step)
 
     @torch.no_grad()
     def compute_attention_maps(self, batch: Seq2SeqBatch) -> list[LayerAttention]:
