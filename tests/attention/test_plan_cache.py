@@ -164,6 +164,25 @@ def test_a_plan_gives_the_same_numbers_and_gradients(
         assert torch.equal(planned(*arguments, **more), want)
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_a_plan_under_autocast_gives_the_same_numbers(name: str, full_path: Callable[..., Tensor]) -> None:
+    arguments, more = KINDS[name](torch.bfloat16)
+    attend(*arguments, **more)  # a plan of calls without autocast does not serve those with it
+    with torch.autocast("cpu", torch.bfloat16):
+        want = full_path(*arguments, **more)
+        out = planned(*arguments, **more)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, want)
+
+
+def test_inputs_that_autocast_converts_take_the_full_path() -> None:
+    for dtype in (torch.float32, torch.float64):
+        query, key, value = inputs(B, H, dtype=dtype)
+        with torch.autocast("cpu", torch.bfloat16):
+            kind = plan_cache.make_plan_key(query, key, value, None, None, None, None, None, 0.0)
+        assert (kind is None) == (dtype == torch.float32)
+
+
 @pytest.mark.parametrize("bad", [NAN, INF, -INF, 1e38])
 @pytest.mark.parametrize("where", ["key", "value"])
 @pytest.mark.parametrize("name", ["padding", "causal & padding", "window", "additive step, padding"])
