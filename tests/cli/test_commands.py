@@ -121,7 +121,7 @@ def test_links_of_given_pairs_in_and_out_of_files(jumok: Callable[..., Said], ho
     assert said.status == 0, said.err
     found = said.out.splitlines()
     assert [sorted(int(link.partition("-")[2]) for link in line.split()) for line in found] == [[0, 1, 2], [0, 1], [0]]
-    assert "links by layer 0, mean of heads, " in said.err
+    assert "alignment view layer 0, mean of heads, " in said.err
     assert "links: alignment error rate 0." in said.err
     written = jumok(
         "align", "runs/bahdanau", "pairs.tsv", "--out", "links.txt", "--no-alignment-shift", "--alignment-head", "0"

@@ -17,8 +17,8 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
 
-import tasks_numbers
-import tasks_small
+import number_translation
+import translation_runs
 from typer.testing import CliRunner
 
 from jumok import decoding
@@ -144,7 +144,7 @@ def test_weights_in_eight_bits_leave_the_model_as_it_was(tmp_path: Path) -> None
 
 @pytest.fixture(scope="module")
 def numbers() -> Run:
-    return tasks_numbers.trained()
+    return number_translation.train_run()
 
 
 def test_an_exported_folder_has_a_readme_whose_lines_run(numbers: Run, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_the_lines_of_the_docs_run(
 
 
 def test_two_vocabularies_and_a_run_without_its_data(tmp_path: Path) -> None:
-    run = tasks_small.trained(
+    run = translation_runs.train_run(
         tmp_path / "run",
         "transformer",
         "tokenizer.shared_vocabulary=false",
@@ -238,7 +238,7 @@ def test_an_earlier_export_is_replaced_and_nothing_else(numbers: Run, tmp_path: 
 
 
 def test_what_ctranslate2_does_not_have_is_refused(tmp_path: Path) -> None:
-    run = Run.create_or_resume(tmp_path / "run", tasks_small.small("bahdanau"))
+    run = Run.create_or_resume(tmp_path / "run", translation_runs.small_recipe("bahdanau"))
     with pytest.raises(InputError, match=r"a seq2seq model for the task translate; try --format onnx"):
         exchange.export_ctranslate2(run, tmp_path / "there")
     assert not (tmp_path / "there").exists()

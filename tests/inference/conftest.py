@@ -9,14 +9,14 @@ from jumok.run import Run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tasks"))
 
-from tasks_small import trained
+from translation_runs import train_run
 
 
 @pytest.fixture(scope="session")
 def bahdanau(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return trained(tmp_path_factory.mktemp("runs") / "bahdanau", "bahdanau")
+    return train_run(tmp_path_factory.mktemp("runs") / "bahdanau", "bahdanau")
 
 
 @pytest.fixture(scope="session")
 def transformer(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return trained(tmp_path_factory.mktemp("runs") / "transformer", "transformer")
+    return train_run(tmp_path_factory.mktemp("runs") / "transformer", "transformer")

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tasks_labelled import pair, question, squad, table
-from tasks_labelled import trained as trained_bert
-from tasks_small import sentences
+from labelled_runs import pair, question, squad, table
+from labelled_runs import train_run as trained_bert
+from translation_runs import sentences
 
 from jumok import progress
 from jumok.errors import InputError, MissingExtra

@@ -62,28 +62,28 @@ WORDS += ["train.batch_tokens=1024", "train.max_epochs=1", "train.tensorboard=fa
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run of each task by the name of its endpoint. They have learned next to nothing."""
-    import tasks_labelled
-    import tasks_small
+    import labelled_runs
+    import translation_runs
 
     from jumok.tasks.training import train
 
     root, chance = tmp_path_factory.mktemp("runs"), random.Random(1)
-    made = {"translate": tasks_small.trained(root / "translate", "transformer")}
-    reviews = [tasks_labelled.review(chance) for _ in range(60)]
-    table = tasks_labelled.table(root / "reviews.tsv", "text\tlabel", reviews)
-    pairs = tasks_labelled.table(
-        root / "pairs.tsv", "text\tother\tlabel", [tasks_labelled.pair(chance) for _ in range(60)]
+    made = {"translate": translation_runs.train_run(root / "translate", "transformer")}
+    reviews = [labelled_runs.review(chance) for _ in range(60)]
+    table = labelled_runs.table(root / "reviews.tsv", "text\tlabel", reviews)
+    pairs = labelled_runs.table(
+        root / "pairs.tsv", "text\tother\tlabel", [labelled_runs.pair(chance) for _ in range(60)]
     )
-    tags = tasks_labelled.tagged(root / "tags.txt", [tasks_labelled.sentence(chance) for _ in range(60)])
-    articles = [[tasks_labelled.question(chance, most) for most in (3, 40)] for _ in range(20)]
+    tags = labelled_runs.tagged(root / "tags.txt", [labelled_runs.sentence(chance) for _ in range(60)])
+    articles = [[labelled_runs.question(chance, most) for most in (3, 40)] for _ in range(20)]
     data: dict[str, tuple[str, dict[str, Any]]] = {
         "classify": ("classify", {"train": table}),
         "pairs": ("classify", {"train": pairs, "pair_column": "other"}),
         "tag": ("tag", {"train": tags, "tag_scheme": "iob1"}),
-        "answer": ("answer", {"train": tasks_labelled.squad(root / "squad.json", articles), "window_stride": 16}),
+        "answer": ("answer", {"train": labelled_runs.squad(root / "squad.json", articles), "window_stride": 16}),
     }
     for name, (task, named) in data.items():
-        made[name] = tasks_labelled.trained(
+        made[name] = labelled_runs.train_run(
             root / name, task, {"held_out_size": 9, **named}, train={"max_epochs": 1, "batch_tokens": 1024}
         )
     lines = [" ".join(chance.sample(COUNTING.split(), 9)) for _ in range(300)]
@@ -115,12 +115,12 @@ def services(predictors: dict[str, Any]) -> dict[str, Any]:
 def captioner(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What jumok.load gives of a run that describes pictures. It has learned next to nothing."""
     pytest.importorskip("PIL")
-    import tasks_pictured
+    import caption_runs
 
     root = tmp_path_factory.mktemp("captioner")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUMOK_CACHE", str(root / "cache"))
-        run = tasks_pictured.trained(root / "run", tasks_pictured.small("captioner", "data.builtin_size=20"))
+        run = caption_runs.train_run(root / "run", caption_runs.small_recipe("captioner", "data.builtin_size=20"))
     return jumok.load(run.folder, "cpu")
 
 
@@ -135,12 +135,12 @@ def voice(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What jumok.load gives of a run that speaks. It has learned next to nothing, and mumbles."""
     pytest.importorskip("librosa")
     pytest.importorskip("soundfile")
-    import tasks_spoken
+    import speech_runs
 
     root = tmp_path_factory.mktemp("voice")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUMOK_CACHE", str(root / "cache"))
-        run = tasks_spoken.trained(root / "run", tasks_spoken.small("tacotron", "data.held_out_size=5"))
+        run = speech_runs.train_run(root / "run", speech_runs.small_recipe("tacotron", "data.held_out_size=5"))
     return jumok.load(run.folder, "cpu")
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import number_translation
 import pytest
-import tasks_numbers
-import tasks_small
+import translation_runs
+from number_translation import sentences
 from running_server import RunningServer
-from tasks_numbers import sentences
 from typer.testing import CliRunner
 
 from jumok.cli import app as cli_app
@@ -40,7 +40,7 @@ def _closed() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def quick() -> CTranslate2TranslationPredictor:
-    return ctranslate2_engine.load(tasks_numbers.trained(), "cpu", "float32")
+    return ctranslate2_engine.load(number_translation.train_run(), "cpu", "float32")
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_text_that_is_too_long_for_it_is_an_error_of_the_client(running: Runni
 
 
 def test_what_an_engine_does_not_take_is_told_at_the_start(tmp_path: Path) -> None:
-    run = Run.create_or_resume(tmp_path / "run", tasks_small.small("bahdanau"))
+    run = Run.create_or_resume(tmp_path / "run", translation_runs.small_recipe("bahdanau"))
     with pytest.raises(InputError, match=r"CTranslate2 supports Transformers for translation"):
         server.load_services([str(run.folder)], RequestLimits(), "cpu", "ctranslate2")
     with pytest.raises(InputError, match=r"--engine fast: it is one of torch"):
@@ -117,7 +117,7 @@ def test_what_an_engine_does_not_take_is_told_at_the_start(tmp_path: Path) -> No
 
 
 def test_the_command_takes_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = tasks_numbers.trained()
+    run = number_translation.train_run()
 
     def served(*_: Any) -> Any:
         raise InputError("it would listen now")

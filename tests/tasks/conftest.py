@@ -12,8 +12,8 @@ from jumok.tasks.translate.word_alignment import WordAligner
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from tasks_planted import pairs, planted
-from tasks_small import sentences, trained
+from planted_attention import make_pairs, plant_attention
+from translation_runs import sentences, train_run
 
 
 @pytest.fixture(scope="session")
@@ -61,34 +61,34 @@ def data_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def bahdanau(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return trained(tmp_path_factory.mktemp("runs") / "bahdanau", "bahdanau")
+    return train_run(tmp_path_factory.mktemp("runs") / "bahdanau", "bahdanau")
 
 
 @pytest.fixture(scope="session")
 def transformer(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return trained(tmp_path_factory.mktemp("runs") / "transformer", "transformer")
+    return train_run(tmp_path_factory.mktemp("runs") / "transformer", "transformer")
 
 
 @pytest.fixture(scope="session")
 def word_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """Runs whose words are whole tokens; what they learned is not asked for."""
+    """Runs with a tokenizer of whole words. They are hardly trained."""
     folder = tmp_path_factory.mktemp("words")
-    table = "".join(f"{one.source}\t{one.target}\n" for one in pairs(300, seed=1))
-    (folder / "table.tsv").write_text(f"low\thigh\n{table}", encoding="utf-8")
-    words = ["tokenizer.type=words", f"data.train={folder / 'table.tsv'}", "data.held_out_size=30"]
-    there, back = ["data.source=low", "data.target=high"], ["data.source=high", "data.target=low"]
+    lines = "".join(f"{pair.source}\t{pair.target}\n" for pair in make_pairs(300, seed=1))
+    (folder / "table.tsv").write_text(f"low\thigh\n{lines}", encoding="utf-8")
+    settings = ["tokenizer.type=words", f"data.train={folder / 'table.tsv'}", "data.held_out_size=30"]
+    forward, backward = ["data.source=low", "data.target=high"], ["data.source=high", "data.target=low"]
     return {
-        "forth": trained(folder / "forth", "transformer", *words, *there),
-        "back": trained(folder / "back", "transformer", *words, *back),
-        "fixed": trained(folder / "fixed", "fixed", *words, *there),
-        "short": trained(folder / "short", "convolutional", *words, *there, "model.max_positions=12"),
+        "forward": train_run(folder / "forward", "transformer", *settings, *forward),
+        "backward": train_run(folder / "backward", "transformer", *settings, *backward),
+        "fixed": train_run(folder / "fixed", "fixed", *settings, *forward),
+        "short": train_run(folder / "short", "convolutional", *settings, *forward, "model.max_positions=12"),
     }
 
 
 @pytest.fixture
-def both(word_runs: dict[str, Run]) -> WordAligner:
-    """Two directions, each with one head that knows the links."""
+def aligner(word_runs: dict[str, Run]) -> WordAligner:
+    """Two directions, each with one head whose links are correct."""
     return WordAligner(
-        planted(word_runs["forth"], AlignmentView(1, 2, True)),
-        planted(word_runs["back"], AlignmentView(0, 1, False)),
+        plant_attention(word_runs["forward"], AlignmentView(1, 2, True)),
+        plant_attention(word_runs["backward"], AlignmentView(0, 1, False)),
     )

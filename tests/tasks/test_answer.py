@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from labelled_runs import question, squad, train_run
 from rich.console import Console
-from tasks_labelled import question, squad, trained
 
 import jumok
 from jumok import InputError
@@ -33,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     # Some texts are longer than the model reads at once.
     articles = [[question(chance, most) for most in (3, 5, 8, 60)] for _ in range(60)]
     data = {"train": squad(folder / "train.json", articles), "held_out_size": 40, "window_stride": 16}
-    return trained(folder / "run", "answer", data, train={"max_epochs": 15, "batch_tokens": 1024})
+    return train_run(folder / "run", "answer", data, train={"max_epochs": 15, "batch_tokens": 1024})
 
 
 def test_answers_are_learned(run: Run) -> None:
@@ -151,9 +151,9 @@ def test_questions_without_an_answer_are_learned(tmp_path: Path) -> None:
         articles.append([one])
     path = squad(tmp_path / "train.json", articles)
     with pytest.raises(InputError, match=r"article 'article 0'.*a question without an answer"):
-        trained(tmp_path / "refuses", "answer", {"train": path})
+        train_run(tmp_path / "refuses", "answer", {"train": path})
     data = {"train": path, "held_out_size": 40, "has_unanswerable": True}
-    run = trained(tmp_path / "run", "answer", data, train={"max_epochs": 25, "batch_tokens": 1024})
+    run = train_run(tmp_path / "run", "answer", data, train={"max_epochs": 25, "batch_tokens": 1024})
     reader = load_predictor(run, "cpu")
     assert reader.answer("when?", "the film Anna lives in Paris and").answer.text == ""
     assert reader.answer("who?", "the film Anna lives in Paris and").answer.text == "Anna"

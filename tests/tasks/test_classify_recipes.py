@@ -10,8 +10,8 @@ import random
 from pathlib import Path
 
 import pytest
+from labelled_runs import pair, review
 from rich.console import Console
-from tasks_labelled import pair, review
 
 from jumok import recipe
 from jumok.run import Run

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from labelled_runs import GOOD, number, pair, review, table
 from rich.console import Console
-from tasks_labelled import GOOD, number, pair, review, table
 from typer.testing import CliRunner
 
 import jumok
@@ -39,7 +39,7 @@ SMALL += ["train.learning_rate=1e-2", "train.warmup_steps=20", "train.max_epochs
 SMALL += ["train.tensorboard=false", "train.validate_every=1000000"]
 
 
-def trained(folder: Path, kind: str, *more: str) -> Run:
+def train_run(folder: Path, kind: str, *more: str) -> Run:
     run = Run.create_or_resume(folder, recipe.load(f"{kind}/default", [*SMALL, *more]))
     train(build_task(run), QUIET)
     return run
@@ -50,7 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("runs")
     more = {"self_attentive": ["train.learning_rate=1.5e-2"], "hierarchical": ["train.max_epochs=3"]}
     data = ["data.builtin_size=1200", "data.held_out_size=100"]
-    return {kind: trained(folder / kind, kind, *data, *more[kind]) for kind in KINDS}
+    return {kind: train_run(folder / kind, kind, *data, *more[kind]) for kind in KINDS}
 
 
 @pytest.fixture(params=KINDS)
@@ -168,7 +168,7 @@ def test_scenes_have_the_document_and_its_layers(reader: Any) -> None:
 def test_korean_in_pieces(tmp_path: Path) -> None:
     more = ["data.train=decisive-words-ko", "data.builtin_size=300", "data.held_out_size=40"]
     more += ["tokenizer.type=bpe", "tokenizer.vocab_size=700", "train.max_epochs=1"]
-    found = jumok.load(trained(tmp_path / "run", "self_attentive", *more).folder, "cpu")
+    found = jumok.load(train_run(tmp_path / "run", "self_attentive", *more).folder, "cpu")
     [one] = found.highlight_texts(["결국 박물관은 훌륭했다. 국물은 지루했다."])
     assert one.words == ("결국", "박물관은", "훌륭했다", ".", "국물은", "지루했다", ".")
     assert one.sentence_offsets == (0, 4, 7)
@@ -188,7 +188,7 @@ def test_pairs(tmp_path: Path) -> None:
         "model.num_hops=2",
     ]
     found: Any = load_predictor(
-        trained(tmp_path / "run", "self_attentive", *more, "train.max_epochs=6", "train.batch_tokens=256"),
+        train_run(tmp_path / "run", "self_attentive", *more, "train.max_epochs=6", "train.batch_tokens=256"),
         "cpu",
     )
     assert found.score_examples(found.task.load_split("test").examples).metrics["accuracy"] > 0.9
@@ -202,9 +202,9 @@ def test_pairs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="document 1 has 1 texts; this model reads two"):
         found.predict_probabilities([[["a"]]])
     with pytest.raises(InputError, match="a hierarchical model reads one text"):
-        trained(tmp_path / "other", "hierarchical", *more[:4])
+        train_run(tmp_path / "other", "hierarchical", *more[:4])
     with pytest.raises(InputError, match=r"model\.text_pairs: true, but data\.pair_column"):
-        trained(tmp_path / "third", "self_attentive", "model.text_pairs=true")
+        train_run(tmp_path / "third", "self_attentive", "model.text_pairs=true")
 
 
 def test_numbers_and_classes_that_are_numbers(tmp_path: Path) -> None:
@@ -212,14 +212,14 @@ def test_numbers_and_classes_that_are_numbers(tmp_path: Path) -> None:
     path = table(tmp_path / "numbers.tsv", "text\tscore", [number(chance) for _ in range(300)])
     more = [f"data.train={path}", "data.label_column=score", "data.held_out_size=40"]
     found: Any = load_predictor(
-        trained(tmp_path / "run", "hierarchical", *more, "data.regression=true", "train.max_epochs=8"), "cpu"
+        train_run(tmp_path / "run", "hierarchical", *more, "data.regression=true", "train.max_epochs=8"), "cpu"
     )
     assert found.score_examples(found.task.load_split("test").examples).metrics["spearman"] > 0.8
     assert found.highlight_texts([" ".join(GOOD)])[0].class_probabilities == ()
     assert found.build_viewer_data("the film")[0].title.startswith("the film  →  ")
     with pytest.raises(InputError, match="predicts a number"):
         found.predict_probabilities([[["a"]]])
-    classes: Any = load_predictor(trained(tmp_path / "classes", "hierarchical", *more, "train.max_epochs=1"), "cpu")
+    classes: Any = load_predictor(train_run(tmp_path / "classes", "hierarchical", *more, "train.max_epochs=1"), "cpu")
     examples = classes.task.load_split("test").examples
     judged = classes.score_examples(examples)
     said = [json.loads(line) for line in judged.outputs]
@@ -286,9 +286,9 @@ def test_typos_in_a_recipe() -> None:
 def test_an_unknown_label_and_a_data_set_that_is_not_there(tmp_path: Path) -> None:
     other = table(tmp_path / "valid.tsv", "text\tlabel", [("fine", "1"), ("so so", "maybe")])
     with pytest.raises(InputError, match=r"valid\.tsv:3: an unknown label \('maybe'"):
-        trained(tmp_path / "run", "hierarchical", f"data.train={reviews(tmp_path)}", f"data.valid={other}")
+        train_run(tmp_path / "run", "hierarchical", f"data.train={reviews(tmp_path)}", f"data.valid={other}")
     with pytest.raises(InputError, match="decisive-words-fr"):
-        trained(tmp_path / "fr", "hierarchical", "data.train=decisive-words-fr")
+        train_run(tmp_path / "fr", "hierarchical", "data.train=decisive-words-fr")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -296,15 +296,15 @@ def test_a_run_goes_on_and_refuses_other_data(kind: str, tmp_path: Path) -> None
     path = reviews(tmp_path, 100)
     more = [f"data.train={path}", "data.held_out_size=10", "train.max_epochs=null", "train.schedule=constant"]
     more += ["model.num_bigrams=30"]
-    trained(tmp_path / "whole", kind, *more, "train.max_steps=24")
-    half = trained(tmp_path / "half", kind, *more, "train.max_steps=6")
-    trained(half.folder, kind, *more, "train.max_steps=24")
+    train_run(tmp_path / "whole", kind, *more, "train.max_steps=24")
+    half = train_run(tmp_path / "half", kind, *more, "train.max_steps=6")
+    train_run(half.folder, kind, *more, "train.max_steps=24")
     one, two = (load_predictor(Run.open(tmp_path / name), "cpu").model.state_dict() for name in ("whole", "half"))
     assert all(torch.equal(x, two[name]) for name, x in one.items())
     assert one["bigrams.bigram_codes"].unique().numel() > 20  # those of the data
     Path(path).write_text(Path(path).read_text() + "something new\t1\n", encoding="utf-8")
     with pytest.raises(InputError, match="the data has changed"):
-        trained(half.folder, kind, *more, "train.max_steps=25")
+        train_run(half.folder, kind, *more, "train.max_steps=25")
 
 
 def test_word_dropout_hides_words_only_in_training(runs: dict[str, Run]) -> None:

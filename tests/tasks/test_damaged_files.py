@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import caption_runs
+import labelled_runs
 import pytest
-import tasks_labelled
-import tasks_pictured
-import tasks_small
-import tasks_spoken
+import speech_runs
+import translation_runs
 
 from jumok import recipe
 from jumok.cli import app as cli_app
@@ -26,8 +26,8 @@ TEXT = {"caption": "scenes:4", "speak": "seven"}  # what is read; elsewhere a te
 
 def reviews(path: Path) -> dict[str, object]:
     chance = random.Random(1)
-    rows = [tasks_labelled.review(chance) for _ in range(40)]
-    return {"train": tasks_labelled.table(path / "reviews.tsv", "text\tlabel", rows), "held_out_size": 8}
+    rows = [labelled_runs.review(chance) for _ in range(40)]
+    return {"train": labelled_runs.table(path / "reviews.tsv", "text\tlabel", rows), "held_out_size": 8}
 
 
 def a_classifier_of_words(path: Path) -> Run:
@@ -41,16 +41,18 @@ def a_classifier_of_words(path: Path) -> Run:
         "train.average_checkpoints=0",
     ]
     run = Run.create_or_resume(path / "run", recipe.load("self_attentive", [*small, *more]))
-    train(build_task(run), tasks_pictured.QUIET)
+    train(build_task(run), caption_runs.QUIET)
     return run
 
 
 MADE: dict[str, Callable[[Path], Run]] = {
-    "translate": lambda path: tasks_small.trained(path / "run", "bahdanau"),
-    "classify": lambda path: tasks_labelled.trained(path / "run", "classify", reviews(path), train=TRAIN),
+    "translate": lambda path: translation_runs.train_run(path / "run", "bahdanau"),
+    "classify": lambda path: labelled_runs.train_run(path / "run", "classify", reviews(path), train=TRAIN),
     "words": a_classifier_of_words,
-    "caption": lambda path: tasks_pictured.trained(path / "run", tasks_pictured.small("captioner")),
-    "speak": lambda path: tasks_spoken.trained(path / "run", tasks_spoken.small("tacotron", "data.held_out_size=5")),
+    "caption": lambda path: caption_runs.train_run(path / "run", caption_runs.small_recipe("captioner")),
+    "speak": lambda path: speech_runs.train_run(
+        path / "run", speech_runs.small_recipe("tacotron", "data.held_out_size=5")
+    ),
 }
 DAMAGE: dict[str, bytes | None] = {
     "missing": None,

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import number_translation
 import pytest
-import tasks_numbers
-from tasks_numbers import sentences
+from number_translation import sentences
 
 from jumok.batches.tokens import EOS
 from jumok.errors import InputError, MissingExtra
@@ -31,7 +31,7 @@ TEXTS = [english for english, _ in sentences(40, seed=2)] + ["", "seven nobody k
 
 @pytest.fixture(scope="module")
 def run() -> Run:
-    return tasks_numbers.trained()
+    return number_translation.train_run()
 
 
 @pytest.fixture(scope="module")

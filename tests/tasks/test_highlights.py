@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from labelled_runs import BAD, GOOD, pair, review, table, train_run
 from numpy.typing import NDArray
 from rich.console import Console
-from tasks_labelled import BAD, GOOD, pair, review, table, trained
 
 from jumok import recipe
 from jumok.cli import app as cli_app
@@ -320,7 +320,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Run:
     chance = random.Random(1)
     path = table(folder / "reviews.tsv", "text\tlabel", [review(chance) for _ in range(150)])
     data = {"train": path, "held_out_size": 40, "label_names": {"0": "bad", "1": "good"}}
-    return trained(folder / "run", "classify", data, train={"max_epochs": None, "max_steps": 1, "warmup_steps": 0})
+    return train_run(folder / "run", "classify", data, train={"max_epochs": None, "max_steps": 1, "warmup_steps": 0})
 
 
 def test_of_a_bert_errors_are_listed_without_shades(bert: Run) -> None:
@@ -349,7 +349,7 @@ def test_of_pairs_both_texts_are_shown(tmp_path: Path) -> None:
     path = table(tmp_path / "pairs.tsv", "a\tb\tlabel", [pair(chance) for _ in range(90)])
     data = {"train": path, "text_column": "a", "pair_column": "b", "held_out_size": 20}
     few = {"max_epochs": None, "max_steps": 1, "warmup_steps": 0}
-    run = trained(tmp_path / "run", "classify", data, train=few)
+    run = train_run(tmp_path / "run", "classify", data, train=few)
     told = console()
     evaluate(load_predictor(run, "cpu"), "test", NBestOptions(), told)
     first = json.loads((run.folder / "eval" / "errors.jsonl").read_text().splitlines()[0])

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from labelled_runs import MODEL, number, pair, question, review, sentence, squad, tagged
 from rich.console import Console
-from tasks_labelled import MODEL, number, pair, question, review, sentence, squad, tagged
 from typer.testing import CliRunner
 
 from jumok import recipe

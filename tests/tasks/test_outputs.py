@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from tasks_small import SIZES, SMALL
+from translation_runs import SIZES, SMALL
 
 from jumok.cli import app as cli_app
 from jumok.data.audio import save_audio

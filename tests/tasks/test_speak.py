@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from safetensors.torch import load_file
-from tasks_spoken import events, folder_of, samples, small, trained
+from speech_runs import events, folder_of, samples, small_recipe, train_run
 from typer.testing import CliRunner
 
 import jumok
@@ -67,7 +67,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run that has learned next to nothing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUMOK_CACHE", str(tmp_path_factory.getbasetemp() / "sounds"))
-        return trained(tmp_path_factory.mktemp("voice") / "run", small("tacotron", "data.held_out_size=5"))
+        return train_run(tmp_path_factory.mktemp("voice") / "run", small_recipe("tacotron", "data.held_out_size=5"))
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +106,9 @@ def test_a_validation_tells_whether_it_reads_and_whether_styles_do_something(run
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     more = ["train.schedule=constant", "train.validate_every=2"]
-    straight = trained(tmp_path / "one", small("tacotron", *more, "train.max_steps=4"))
-    trained(tmp_path / "two", small("tacotron", *more, "train.max_steps=2"))
-    stopped = trained(tmp_path / "two", small("tacotron", *more, "train.max_steps=4"))
+    straight = train_run(tmp_path / "one", small_recipe("tacotron", *more, "train.max_steps=4"))
+    train_run(tmp_path / "two", small_recipe("tacotron", *more, "train.max_steps=2"))
+    stopped = train_run(tmp_path / "two", small_recipe("tacotron", *more, "train.max_steps=4"))
     last = "state/00000004/model.safetensors"
     one, two = (load_file(each.folder / last) for each in (straight, stopped))
     assert one.keys() == two.keys()
@@ -140,7 +140,7 @@ def test_where_symbols_are_spoken_is_found_in_mels_and_learned_from(
     monkeypatch.setattr(forced_alignment, "align_recordings", found)
     asked = [f"data.train={table}", "data.test=null", *TABLE, "model.alignment_loss=0.1"]
     asked += ["audio.linear_spectrogram=true", "model.linear_bins=257"]
-    run = trained(tmp_path / "run", small("tacotron/fsdd", *asked, "train.max_steps=3"))
+    run = train_run(tmp_path / "run", small_recipe("tacotron/fsdd", *asked, "train.max_steps=3"))
     shapes, places = given["shapes"], given["frame_symbols"]
     assert {width for _, width in shapes} == {40}  # type: ignore[attr-defined]
     assert [len(one) for one in places] == [frames for frames, _ in shapes]  # type: ignore[attr-defined]
@@ -148,10 +148,10 @@ def test_where_symbols_are_spoken_is_found_in_mels_and_learned_from(
     kept = run.folder / "data" / "forced_alignments.npy"
     np.save(kept, np.load(kept)[:-1])
     with pytest.raises(InputError, match="the data has changed since"):
-        trained(run.folder, small("tacotron/fsdd", *asked, "train.max_steps=3"))
+        train_run(run.folder, small_recipe("tacotron/fsdd", *asked, "train.max_steps=3"))
     kept.write_bytes(b"")
     with pytest.raises(InputError, match=r"forced_alignments\.npy, which training needs, cannot be read"):
-        trained(run.folder, small("tacotron/fsdd", *asked, "train.max_steps=3"))
+        train_run(run.folder, small_recipe("tacotron/fsdd", *asked, "train.max_steps=3"))
 
 
 def test_where_symbols_are_is_found_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,10 +161,10 @@ def test_where_symbols_are_is_found_once_and_kept(tmp_path: Path, monkeypatch: p
         "train.validate_every=2",
         "train.log_every=1",
     ]
-    straight = trained(tmp_path / "one", small("tacotron", *more, "train.max_steps=4"))
-    trained(tmp_path / "two", small("tacotron", *more, "train.max_steps=2"))
+    straight = train_run(tmp_path / "one", small_recipe("tacotron", *more, "train.max_steps=4"))
+    train_run(tmp_path / "two", small_recipe("tacotron", *more, "train.max_steps=2"))
     monkeypatch.delattr(forced_alignment, "align_recordings")
-    stopped = trained(tmp_path / "two", small("tacotron", *more, "train.max_steps=4"))
+    stopped = train_run(tmp_path / "two", small_recipe("tacotron", *more, "train.max_steps=4"))
     one, two = (load_file(each.folder / "state/00000004/model.safetensors") for each in (straight, stopped))
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert all(told["alignment"] > 0 for told in events(stopped, "train"))
@@ -173,7 +173,7 @@ def test_where_symbols_are_is_found_once_and_kept(tmp_path: Path, monkeypatch: p
 
 def test_recordings_of_others_are_learned_from_and_broken_ones_named(tmp_path: Path, table: Path) -> None:
     chosen = [*TABLE, f"data.train={table}", f"data.test={table}"]
-    run = trained(tmp_path / "one", small("tacotron", *chosen))
+    run = train_run(tmp_path / "one", small_recipe("tacotron", *chosen))
     voice = jumok.load(run.folder, "cpu")
     assert len(voice.load_split("test").examples) == 6
     assert len(voice.load_split("valid").examples) == 3
@@ -183,21 +183,21 @@ def test_recordings_of_others_are_learned_from_and_broken_ones_named(tmp_path: P
     broken = folder_of(tmp_path / "broken", 30, broken=(7,))
     chosen = [*TABLE, f"data.train={broken}", f"data.test={broken}"]
     with pytest.raises(InputError, match=r"metadata\.tsv:9 7\.wav: a damaged recording"):
-        trained(tmp_path / "two", small("tacotron", *chosen))
-    run = trained(tmp_path / "three", small("tacotron", *chosen, "data.on_error=skip"))
+        train_run(tmp_path / "two", small_recipe("tacotron", *chosen))
+    run = train_run(tmp_path / "three", small_recipe("tacotron", *chosen, "data.on_error=skip"))
     assert "7.wav: a damaged recording" in (run.folder / "data" / "skipped.txt").read_text(encoding="utf-8")
     with pytest.raises(InputError, match=r"a recording that is too long .* and data\.max_seconds is 0\.1"):
-        trained(tmp_path / "four", small("tacotron", *TABLE, f"data.train={table}", "data.max_seconds=0.1"))
+        train_run(tmp_path / "four", small_recipe("tacotron", *TABLE, f"data.train={table}", "data.max_seconds=0.1"))
 
 
 def test_of_few_texts_recordings_are_held_out_and_of_many_texts(tmp_path: Path, table: Path) -> None:
-    few = SpeechTask(Run(tmp_path / "few", small("tacotron", *TABLE, f"data.train={table}")))
+    few = SpeechTask(Run(tmp_path / "few", small_recipe("tacotron", *TABLE, f"data.train={table}")))
     few.write_held_out()
     parts = {"train": few.train_split().examples, "test": few.load_split("test").examples}
     assert {one.text for one in parts["train"]} == {one.text for one in parts["test"]}
     lines = [f"{n % 30}.wav\ttext {n}" for n in range(60)]
     (table / "many.tsv").write_text("\n".join(["file\ttext", *lines]), encoding="utf-8")
-    chosen = small("tacotron", *TABLE, f"data.train={table / 'many.tsv'}")
+    chosen = small_recipe("tacotron", *TABLE, f"data.train={table / 'many.tsv'}")
     assert SpeechTask(Run(tmp_path / "many", chosen))._has_many_texts
 
 
@@ -216,7 +216,7 @@ def test_a_voice_without_styles_and_one_of_linear_spectra(tmp_path: Path) -> Non
             "model.postnet_layers=0",
         ],
     )
-    voice = jumok.load(trained(tmp_path / "run", chosen).folder, "cpu")
+    voice = jumok.load(train_run(tmp_path / "run", chosen).folder, "cpu")
     said = voice.speak("one")
     assert said.style_weights == ()
     [scene] = voice.build_viewer_data("one")
@@ -226,7 +226,7 @@ def test_a_voice_without_styles_and_one_of_linear_spectra(tmp_path: Path) -> Non
 
 
 def small_without_style() -> list[str]:
-    from tasks_spoken import SIZES, SMALL
+    from speech_runs import SIZES, SMALL
 
     sizes = [one for one in SIZES if not one.startswith("model.style")]
     return [*SMALL, *sizes, "model.style=null", "model.forward_attention=false"]
@@ -467,7 +467,7 @@ def test_an_evaluation_of_built_in_voices(run: Run) -> None:
 
 
 def test_runs_are_compared_by_how_far_they_are_from_the_recordings(run: Run, tmp_path: Path) -> None:
-    other = trained(tmp_path / "other", small("tacotron", "data.held_out_size=5", "train.seed=2"))
+    other = train_run(tmp_path / "other", small_recipe("tacotron", "data.held_out_size=5", "train.seed=2"))
     compare([run, other], "test", SpeechOptions(), tmp_path / "out", "cpu", Console(quiet=True))
     told = json.loads((tmp_path / "out" / "test.json").read_text(encoding="utf-8"))
     assert [one["low"] <= one["value"] == one["mcd"] <= one["high"] for one in told] == [True, True]
@@ -480,7 +480,7 @@ def test_judges_of_recordings_with_labels(tmp_path: Path, table: Path, monkeypat
     new = [line.replace("speaker 1", "a new one") if line.endswith("test") else line for line in lines]
     (table / "new.tsv").write_text("\n".join(new), encoding="utf-8")
     chosen = [*TABLE, f"data.train={table / 'new.tsv'}", f"data.test={table / 'new.tsv'}"]
-    run = trained(tmp_path / "run", small("tacotron", *chosen))
+    run = train_run(tmp_path / "run", small_recipe("tacotron", *chosen))
     kept = evaluate(jumok.load(run.folder, "cpu"), "test", SpeechOptions(), Console(quiet=True)).metrics
     rows = {(row["label"], row["speakers"]): row for row in kept["judges"]}
     assert rows["emotion", "known"]["count"] + rows["emotion", "new"]["count"] == 6
@@ -518,7 +518,7 @@ def test_every_recipe_of_recordings_trains_and_speaks(
 ) -> None:
     folder_of(tmp_path / "data" / "speech" / name, 30)
     monkeypatch.setenv("JUMOK_DATA", str(tmp_path / "data"))
-    run = trained(tmp_path / "run", small(f"tacotron/{name}", "data.held_out_size=3"))
+    run = train_run(tmp_path / "run", small_recipe(f"tacotron/{name}", "data.held_out_size=3"))
     assert jumok.load(run.folder, "cpu").speak("two").sample_rate == run.recipe.audio.sample_rate
 
 
@@ -573,10 +573,10 @@ def test_styles_are_learned_from_others_of_the_same_speaker(
 
     monkeypatch.setattr(speak_task, "SpeechBatcher", Utterances)
     asked = [f"data.train={table}", "data.test=null", *TABLE]
-    trained(tmp_path / "own", small("tacotron/fsdd", *asked, "data.style_reference=[]"))
+    train_run(tmp_path / "own", small_recipe("tacotron/fsdd", *asked, "data.style_reference=[]"))
     assert set(map(type, made)) == {type(None)}
     made.clear()
-    trained(tmp_path / "other", small("tacotron/fsdd", *asked, "data.style_reference=[speaker, emotion]"))
+    train_run(tmp_path / "other", small_recipe("tacotron/fsdd", *asked, "data.style_reference=[speaker, emotion]"))
     [manners] = [one for one in made if one is not None]  # validation listens to each itself
     assert set(manners) == {f"speaker {n}\n{mood}" for n in range(3) for mood in ("sad", "merry")}
 
@@ -585,6 +585,6 @@ def test_a_style_from_others_needs_to_know_who_they_are(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "voices", 12)
     lines = (folder / "metadata.tsv").read_text().replace("\tspeaker 1\t", "\t\t")
     (folder / "metadata.tsv").write_text(lines)
-    chosen = small("tacotron/fsdd", f"data.train={folder}", "data.test=null", *TABLE)
+    chosen = small_recipe("tacotron/fsdd", f"data.train={folder}", "data.test=null", *TABLE)
     with pytest.raises(InputError, match=r"metadata.tsv:3 has no speaker.*data.speaker_column"):
-        trained(tmp_path / "run", chosen)
+        train_run(tmp_path / "run", chosen)

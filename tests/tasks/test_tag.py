@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from labelled_runs import sentence, tagged, train_run
 from rich.console import Console
-from tasks_labelled import sentence, tagged, trained
 
 import jumok
 from jumok import InputError
@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("tagged")
     chance = random.Random(1)
     path = tagged(folder / "train.txt", [sentence(chance) for _ in range(300)])
-    return trained(folder / "run", "tag", {"train": path, "held_out_size": 40, "tag_scheme": "iob1"})
+    return train_run(folder / "run", "tag", {"train": path, "held_out_size": 40, "tag_scheme": "iob1"})
 
 
 def test_entities_are_learned(run: Run) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
-from tasks_small import small, trained
+from translation_runs import small_recipe, train_run
 
 import jumok
 from jumok import InputError, recipe
@@ -42,7 +42,7 @@ def test_every_recipe_trains_translates_and_is_scored(
     name: str, data_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUMOK_DATA", str(data_sets))
-    run = trained(tmp_path / "run", name)
+    run = train_run(tmp_path / "run", name)
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     events = [line["event"] for line in lines if line["event"] != "alarm"]  # it hardly learned
     assert events == ["train", "train", "train", "validation"]
@@ -226,7 +226,7 @@ def test_text_that_is_spelled_out_is_so_on_every_side(tmp_path: Path) -> None:
 
 def test_own_data_trains(tmp_path: Path) -> None:
     write_pairs(tmp_path / "my.tsv")
-    run = trained(tmp_path / "run", "bahdanau", f"data.train={tmp_path / 'my.tsv'}", "data.held_out_size=5")
+    run = train_run(tmp_path / "run", "bahdanau", f"data.train={tmp_path / 'my.tsv'}", "data.held_out_size=5")
     assert isinstance(load_predictor(run, "cpu").translate("word 3").translation, str)
 
 
@@ -241,7 +241,7 @@ def test_word_vectors_are_where_the_embeddings_begin(tmp_path: Path) -> None:
     (tmp_path / "words.vec").write_text("1 8\nking " + " ".join(["0.5"] * 8) + "\n", encoding="utf-8")
     run = Run.create_or_resume(
         tmp_path / "run",
-        small(
+        small_recipe(
             "bahdanau",
             "tokenizer.type=words",
             f"word_vectors.source={tmp_path / 'words.vec'}",
@@ -261,9 +261,9 @@ def test_word_vectors_are_where_the_embeddings_begin(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_to_the_same_weights_as_one_never_stopped(tmp_path: Path) -> None:
-    whole = trained(tmp_path / "whole", "bahdanau", "train.max_steps=6", "train.save_every=1")
-    trained(tmp_path / "broken", "bahdanau", "train.max_steps=2", "train.save_every=1")
-    broken = trained(tmp_path / "broken", "bahdanau", "train.max_steps=6", "train.save_every=1")
+    whole = train_run(tmp_path / "whole", "bahdanau", "train.max_steps=6", "train.save_every=1")
+    train_run(tmp_path / "broken", "bahdanau", "train.max_steps=2", "train.save_every=1")
+    broken = train_run(tmp_path / "broken", "bahdanau", "train.max_steps=6", "train.save_every=1")
     states = [sorted((run.folder / "state" / "00000006").glob("*.safetensors")) for run in (whole, broken)]
     assert len(states[0]) == len(states[1]) == 2  # the model's weights and the optimizer's numbers
     for one, other in zip(*states, strict=True):
@@ -277,10 +277,10 @@ def test_a_run_that_began_on_a_gpu_goes_on_elsewhere_with_the_same_batches(
     with monkeypatch.context() as begun:
         begun.setattr(cuda_graphs, "should_use_cuda_graphs", lambda *_: True)
         begun.setattr(TranslationTask, "_use_packing", lambda *_: name == "transformer")
-        whole = trained(tmp_path / "whole", name)
-        trained(tmp_path / "parts", name, "train.max_steps=2")
-    parts = trained(tmp_path / "parts", name)
-    plain = trained(tmp_path / "plain", name)
+        whole = train_run(tmp_path / "whole", name)
+        train_run(tmp_path / "parts", name, "train.max_steps=2")
+    parts = train_run(tmp_path / "parts", name)
+    plain = train_run(tmp_path / "plain", name)
     found = [load_file(run.folder / "state" / "00000003" / "model.safetensors") for run in (whole, parts, plain)]
     for key, weight in found[0].items():
         torch.testing.assert_close(found[1][key], weight)
@@ -291,7 +291,7 @@ def test_a_signature_is_a_line_of_its_own_however_narrow_the_terminal(
     data_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUMOK_DATA", str(data_sets))
-    run = trained(tmp_path / "run", next(name for name in TRANSLATING if "multi30k" in name))
+    run = train_run(tmp_path / "run", next(name for name in TRANSLATING if "multi30k" in name))
     file = io.StringIO()
     narrow = Console(file=file, force_terminal=True, color_system=None, width=40)
     found = evaluate(load_predictor(run, "cpu"), "test", TranslationOptions(beam_size=1), narrow)
@@ -309,7 +309,7 @@ def test_while_bleu_is_nought_but_for_chance_perplexity_decides(
 
     by_chance = iter([0.25, 0.0, 0.125])
     monkeypatch.setattr(translate_metrics, "build_bleu", lambda run: Nought())
-    run = trained(tmp_path / "run", "bahdanau", "train.max_steps=6", "train.validate_every=2", "train.patience=1")
+    run = train_run(tmp_path / "run", "bahdanau", "train.max_steps=6", "train.validate_every=2", "train.patience=1")
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     found = [(line["perplexity"], line["is_best"]) for line in lines if line["event"] == "validation"]
     assert [best for _, best in found] == [True, True, True]
@@ -326,7 +326,7 @@ def test_compare_tells_scores_and_draws_the_curves(bahdanau: Run, transformer: R
 
 
 def test_compare_refuses_runs_on_other_data(bahdanau: Run, tmp_path: Path) -> None:
-    other = trained(tmp_path / "run", "bahdanau", "data.held_out_size=12")
+    other = train_run(tmp_path / "run", "bahdanau", "data.held_out_size=12")
     with pytest.raises(InputError, match="has other test sentences"):
         compare([bahdanau, other], "test", TranslationOptions(), tmp_path / "out", "cpu", QUIET)
 
@@ -339,14 +339,14 @@ def test_compare_refuses_a_run_twice(bahdanau: Run, tmp_path: Path) -> None:
 def test_data_that_changed_since_is_refused(tmp_path: Path) -> None:
     write_pairs(tmp_path / "my.tsv")
     settings = (f"data.train={tmp_path / 'my.tsv'}", "data.held_out_size=5")
-    trained(tmp_path / "run", "bahdanau", *settings)
+    train_run(tmp_path / "run", "bahdanau", *settings)
     write_pairs(tmp_path / "my.tsv", 90)
     with pytest.raises(InputError, match="the data has changed"):
-        trained(tmp_path / "run", "bahdanau", *settings, "train.max_steps=5")
+        train_run(tmp_path / "run", "bahdanau", *settings, "train.max_steps=5")
 
 
 def test_a_line_too_long_for_learned_positions_is_refused_by_its_number(tmp_path: Path) -> None:
-    run = trained(tmp_path / "run", "convolutional", "model.max_positions=200")
+    run = train_run(tmp_path / "run", "convolutional", "model.max_positions=200")
     translator = load_predictor(run, "cpu")
     with pytest.raises(InputError, match=r"line 2 has 2\d\d tokens.*199 at most"):
         list(translator.predict(["we walk", "x" * 211], TranslationOptions()))
@@ -379,7 +379,7 @@ def test_what_cannot_be_asked_of_a_run(bahdanau: Run, tmp_path: Path) -> None:
 
 
 def test_a_fixed_context_has_no_links_and_says_so(tmp_path: Path) -> None:
-    translator = load_predictor(trained(tmp_path / "run", "fixed"), "cpu")
+    translator = load_predictor(train_run(tmp_path / "run", "fixed"), "cpu")
     one = translator.translate("we walk")
     assert one.alignment is None
     with pytest.raises(InputError, match="no attention"):
@@ -387,9 +387,9 @@ def test_a_fixed_context_has_no_links_and_says_so(tmp_path: Path) -> None:
 
 
 def test_packed_sentences_are_for_models_that_can(tmp_path: Path) -> None:
-    trained(tmp_path / "packed", "transformer", "data.packing=true")
+    train_run(tmp_path / "packed", "transformer", "data.packing=true")
     with pytest.raises(InputError, match="padded"):
-        trained(tmp_path / "run", "bahdanau", "data.packing=true")
+        train_run(tmp_path / "run", "bahdanau", "data.packing=true")
 
 
 @pytest.mark.parametrize(
@@ -409,5 +409,5 @@ def test_sentences_are_packed_where_that_is_fast(
 ) -> None:
     pytest.importorskip("triton", reason="dropout is fast with Triton")
     monkeypatch.setattr(gpu_support, "get_gpu_properties", lambda device: GPUProperties((9, 0), 232_448))
-    run = Run(Path("runs/none"), small("transformer", "model.width=16", *changed))
+    run = Run(Path("runs/none"), small_recipe("transformer", "model.width=16", *changed))
     assert TranslationTask(run)._use_packing(torch.device("cuda")) is packed

@@ -15,19 +15,22 @@ ColumnName = str | int | list[str | int]  # a column by name or number; of a lis
 AutoBool = Literal["auto"] | bool
 
 
-def check_positive(config: Any, *names: str) -> None:
-    """Raise ``ValueError`` if one of these fields is below 1."""
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ValueError(f"{name}={value}: 1 or more is expected")
+class RecipeSection:
+    """A section of a recipe, or a recipe. Unknown keys are errors."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    def check_positive(self, *names: str) -> None:
+        """Raise ``ValueError`` if one of these fields is below 1."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: 1 or more is expected")
 
 
 @dataclass(frozen=True)
-class SupervisedDataConfig:
-    """Keys that the ``data:`` sections of all tasks with labelled data have."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+class DataConfig(RecipeSection):
+    """Keys that most ``data:`` sections have."""
 
     train: DataSource
     valid: DataSource | None = None  # None: held out of train
@@ -36,11 +39,11 @@ class SupervisedDataConfig:
     on_error: OnError = "stop"  # skip: leave invalid examples out and count them
 
     def __post_init__(self) -> None:
-        check_positive(self, "held_out_size")
+        self.check_positive("held_out_size")
 
 
 @dataclass(frozen=True)
-class BertDataConfig(SupervisedDataConfig):
+class BertDataConfig(DataConfig):
     """Keys that the ``data:`` sections of tasks with a fine-tuned BERT have."""
 
     max_tokens: int | None = None  # maximum length of an input; None: the number of positions of the model
@@ -50,14 +53,12 @@ class BertDataConfig(SupervisedDataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "window_stride", "max_tokens")
+        self.check_positive("window_stride", "max_tokens")
 
 
 @dataclass(frozen=True)
-class BertRecipe:
+class BertRecipe(RecipeSection):
     """Sections that the recipes of a fine-tuned BERT have."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     task: str
     data: BertDataConfig

@@ -27,7 +27,7 @@ from jumok.errors import InputError
 from jumok.files import read_json, write_json, write_text
 from jumok.run import Run
 from jumok.tasks.base import DatasetSplit, FingerprintedDataset, Task, format_skipped
-from jumok.tasks.config import DataSource, SupervisedDataConfig
+from jumok.tasks.config import DataConfig, DataSource
 from jumok.training import DistributedRanks
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class SupervisedTask(Task[SupervisedPredictorT], Generic[E, SupervisedPredictorT
     def train_split(self) -> DatasetSplit[E]:
         """The training examples, without those that are held out."""
         examples, skipped = self._train_data
-        data: SupervisedDataConfig = self.recipe.data
+        data: DataConfig = self.recipe.data
         if data.valid is not None and data.test is not None:
             return DatasetSplit("train", examples, skipped)
         parts = split_held_out(examples, self.get_split_key, data.held_out_size)
@@ -113,7 +113,7 @@ class SupervisedTask(Task[SupervisedPredictorT], Generic[E, SupervisedPredictorT
 
     def write_held_out(self) -> None:
         """Write the held-out examples to the folder of the run, so that later changes of the data do not matter."""
-        data: SupervisedDataConfig = self.recipe.data
+        data: DataConfig = self.recipe.data
         names = [name for name in ("valid", "test") if getattr(data, name) is None]
         parts = split_held_out(self.all_examples, self.get_split_key, data.held_out_size) if names else {}
         for name in names:

@@ -22,7 +22,7 @@ from jumok.run import Run
 from jumok.tasks import load_predictor
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tasks"))
-from tasks_small import trained
+from translation_runs import train_run
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "cat", "sat", "here"]
 
@@ -44,7 +44,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return trained(tmp_path_factory.mktemp("run") / "transformer", "transformer")
+    return train_run(tmp_path_factory.mktemp("run") / "transformer", "transformer")
 
 
 def test_a_run_shows_all_its_attention(run: Run) -> None:
@@ -83,7 +83,7 @@ def _example(source: str, target: str) -> TranslationExample:
 
 def test_a_fixed_context_has_nothing_to_look_at(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no attention"):
-        load_predictor(trained(tmp_path / "fixed", "fixed"), "cpu").build_viewer_data("this")
+        load_predictor(train_run(tmp_path / "fixed", "fixed"), "cpu").build_viewer_data("this")
 
 
 def test_a_hugging_face_folder(bert: Path) -> None:

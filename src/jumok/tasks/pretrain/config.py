@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from jumok.data.batching.pretraining import MaskingConfig
 from jumok.data.readers.invalid_examples import OnError
 from jumok.data.tokenizers.wordpiece import WordPieceConfig
 from jumok.models.bert import BertConfig
-from jumok.tasks.config import AutoBool, ColumnName, DataSource, check_positive
+from jumok.tasks.config import AutoBool, ColumnName, DataSource, RecipeSection
 from jumok.training import TrainConfig
 
 
 @dataclass(frozen=True)
-class PretrainingDataConfig:
+class PretrainingDataConfig(RecipeSection):
     """The ``data:`` section. :mod:`jumok.data.readers.documents` describes the format of documents."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     train: DataSource | None = None
     valid: DataSource | None = None  # None: held out of train
@@ -29,7 +27,7 @@ class PretrainingDataConfig:
     packing: AutoBool = "auto"  # concatenate sequences instead of padding; auto: where that is faster
 
     def __post_init__(self) -> None:
-        check_positive(self, "held_out_size", "rows_per_document")
+        self.check_positive("held_out_size", "rows_per_document")
         if self.rows_per_document > 1 and self.text_column is None:
             raise ValueError(
                 "rows_per_document counts rows of a table: set the column to read, as in text_column: review"
@@ -37,10 +35,8 @@ class PretrainingDataConfig:
 
 
 @dataclass(frozen=True)
-class PretrainingRecipe:
+class PretrainingRecipe(RecipeSection):
     """A recipe of pretraining."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     task: Literal["pretrain"]
     # Run or Hugging Face folder of the same sizes to continue pretraining from. None: random initialization.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from jumok.data.audio import AudioConfig
 from jumok.data.readers.speech import SpeechColumns
 from jumok.data.tokenizers.speech_symbols import NumberLanguage
 from jumok.metrics.cepstral_distortion import NUM_COEFFICIENTS
 from jumok.models.tacotron import TacotronConfig
-from jumok.tasks.config import DataSource, SupervisedDataConfig, check_positive
+from jumok.tasks.config import DataConfig, DataSource, RecipeSection
 from jumok.training import TrainConfig
 
 BUILTIN_DATASET = "voices"
@@ -18,7 +18,7 @@ SpeechColumnName = str | int
 
 
 @dataclass(frozen=True)
-class SpeechDataConfig(SupervisedDataConfig):
+class SpeechDataConfig(DataConfig):
     """The ``data:`` section. :mod:`jumok.data.readers.speech` describes how recordings and texts are named."""
 
     train: DataSource = BUILTIN_DATASET
@@ -39,7 +39,7 @@ class SpeechDataConfig(SupervisedDataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "builtin_size")
+        self.check_positive("builtin_size")
         if not self.max_seconds > 0:
             raise ValueError(f"max_seconds={self.max_seconds}: more than 0 is expected")
 
@@ -56,19 +56,15 @@ class SpeechDataConfig(SupervisedDataConfig):
 
 
 @dataclass(frozen=True)
-class SpeechTextConfig:
+class SpeechTextConfig(RecipeSection):
     """The ``text:`` section."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     number_language: NumberLanguage | None = "en"  # in which digits are spelled out; None: keep digits
 
 
 @dataclass(frozen=True)
-class SpeechDecodeConfig:
+class SpeechDecodeConfig(RecipeSection):
     """The ``decode:`` section: synthesis."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     # Maximum number of symbols synthesized at once; longer texts are split. None: that of the training texts.
     max_symbols: int | None = None
@@ -77,7 +73,7 @@ class SpeechDecodeConfig:
     magnitude_power: float = 1.2  # exponent of predicted magnitudes before Griffin-Lim
 
     def __post_init__(self) -> None:
-        check_positive(self, "max_symbols", "griffin_lim_iterations")
+        self.check_positive("max_symbols", "griffin_lim_iterations")
         if not self.pause_seconds >= 0:
             raise ValueError(f"pause_seconds={self.pause_seconds}: 0 or more is expected")
         if not self.magnitude_power > 0:
@@ -85,10 +81,8 @@ class SpeechDecodeConfig:
 
 
 @dataclass(frozen=True)
-class SpeechEvaluationConfig:
+class SpeechEvaluationConfig(RecipeSection):
     """The ``evaluation:`` section."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     # Validation metric that selects the best checkpoint. The loss, and its part "mel", are computed with teacher
     # forcing; the others are of free synthesis. When the stop token overfits, the loss is lowest too early.
@@ -101,10 +95,8 @@ class SpeechEvaluationConfig:
 
 
 @dataclass(frozen=True)
-class SpeechRecipe:
+class SpeechRecipe(RecipeSection):
     """A recipe of speech synthesis."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     task: Literal["speak"]
     model: TacotronConfig

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 import pydantic
 
-from jumok.data.readers.invalid_examples import OnError
 from jumok.data.tokenizers.vocabulary import TokenizerConfig
 from jumok.metrics.translation import BleuTokenization
 from jumok.models.convolutional import ConvolutionalConfig
 from jumok.models.seq2seq import Seq2SeqConfig
 from jumok.models.transformer import TransformerConfig
-from jumok.tasks.config import AutoBool, DataSource, check_positive
+from jumok.tasks.config import AutoBool, DataConfig, DataSource, RecipeSection
 from jumok.training import TrainConfig
 
 BUILTIN_CORPUS = "english-korean"
@@ -21,30 +20,25 @@ TranslationModelConfig = Seq2SeqConfig | ConvolutionalConfig | TransformerConfig
 
 
 @dataclass(frozen=True)
-class TranslationDataConfig:
+class TranslationDataConfig(DataConfig):
     """The ``data:`` section. :mod:`jumok.data.readers.parallel_corpus` describes how texts are named."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
-
     train: DataSource = BUILTIN_CORPUS
-    valid: DataSource | None = None  # None: held out of train
-    test: DataSource | None = None  # None: held out of train
     gold_alignments: str | None = None  # sentence pairs with manual word alignments, to score alignments with
     gold_target_first: bool = False  # the alignments list the target word first
     source: str | int = 1  # suffix of a file, or name or number of a column
     target: str | int = 2
     # moses-lowercase: as in papers on Multi30k; expand-contractions: as in corpora with manual alignments.
     preprocessing: Literal["none", "moses-lowercase", "expand-contractions"] = "none"
-    on_error: OnError = "stop"  # skip: leave invalid pairs out and count them
     max_tokens: int = 256  # pairs with a longer side are left out of training
-    held_out_size: int = 1000  # number of pairs in each split that is held out
     builtin_size: int = 100_000  # number of training pairs of the built-in corpus, at most 100,000
     # Also concatenate neighbouring pairs, up to this many, so that training has longer sentences.
     max_concatenated_pairs: int = 1
     packing: AutoBool = "auto"  # concatenate sentences instead of padding; auto: where that is faster
 
     def __post_init__(self) -> None:
-        check_positive(self, "max_tokens", "held_out_size", "builtin_size", "max_concatenated_pairs")
+        super().__post_init__()
+        self.check_positive("max_tokens", "builtin_size", "max_concatenated_pairs")
         are_named = isinstance(self.source, str) and isinstance(self.target, str)
         if self.preprocessing != "none" and not are_named:
             raise ValueError(
@@ -54,20 +48,16 @@ class TranslationDataConfig:
 
 
 @dataclass(frozen=True)
-class WordVectorsConfig:
+class WordVectorsConfig(RecipeSection):
     """The ``word_vectors:`` section: files of word vectors (.vec, word2vec) to initialize the embeddings from."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     source: str | None = None
     target: str | None = None
 
 
 @dataclass(frozen=True)
-class TranslationDecodeConfig:
+class TranslationDecodeConfig(RecipeSection):
     """The ``decode:`` section: the search, and the attention that word alignments are read from."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     beam_size: int = 5  # 1 means greedy search
     length_penalty: float = 1.0
@@ -77,7 +67,7 @@ class TranslationDecodeConfig:
     alignment_shift: bool | None = None  # read the alignment of a word from the next decoder step
 
     def __post_init__(self) -> None:
-        check_positive(self, "beam_size")
+        self.check_positive("beam_size")
         if self.length_penalty < 0 or self.coverage_penalty < 0:
             raise ValueError(
                 f"length_penalty={self.length_penalty}, coverage_penalty={self.coverage_penalty}: 0 or more is expected"
@@ -85,19 +75,15 @@ class TranslationDecodeConfig:
 
 
 @dataclass(frozen=True)
-class TranslationEvaluationConfig:
+class TranslationEvaluationConfig(RecipeSection):
     """The ``evaluation:`` section."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     bleu_tokenizer: BleuTokenization | Literal["auto"] = "auto"  # auto: by the language ``data.target``
 
 
 @dataclass(frozen=True)
-class TranslationRecipe:
+class TranslationRecipe(RecipeSection):
     """A recipe of translation."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     task: Literal["translate"]
     model: Annotated[TranslationModelConfig, pydantic.Field(discriminator="type")]

@@ -1,4 +1,4 @@
-"""What ``jumok align`` does with files: pairs of sentences in, a line of links for each out, their score."""
+"""Word alignment of files, for ``jumok align``: reads sentence pairs, and writes a line of links for each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from jumok.data.readers.invalid_examples import BLANK_LINE, InvalidExample, line
 from jumok.data.readers.parallel_corpus import TranslationExample, make_example
 from jumok.data.readers.tables import TABLE_SUFFIXES
 from jumok.data.readers.text_files import file_suffix, read_lines
+from jumok.data.readers.word_alignments import GoldAlignment
 from jumok.errors import InputError
+from jumok.inference.line_io import iterate_chunks
 from jumok.metrics.symmetrization import SYMMETRIZATIONS, Symmetrization
 from jumok.metrics.word_alignment import format_links, score_alignment
 from jumok.run import Run
@@ -30,123 +32,106 @@ from jumok.tasks.translate.word_alignment import (
     WordAlignment,
 )
 
-MAX_ERRORS_SHOWN = 20  # lines that could not be used are named one by one, up to so many
+MAX_ERRORS_SHOWN = 20  # further invalid pairs are only counted
+EMPTY_ALIGNMENT = WordAlignment(frozenset(), frozenset(), frozenset())
 LineWriter = Callable[[str], None]
 OnError = Literal["stop", "skip"]
+PairOrError = TranslationExample | InvalidExample
 
 
 @dataclass(frozen=True)
 class AlignmentJob:
-    """What is to be aligned, and how."""
+    """The inputs and options of ``jumok align``."""
 
-    inputs: Sequence[str]  # a table, two files of text, a split of a data set; - is standard input
+    inputs: Sequence[str]  # a table, two text files, or a split of a data set; - is standard input
     view_filter: AlignmentViewFilter
-    symmetrization: str | None = None  # how two directions are made one; None: together, if there are two
-    gold_alignments: str | None = None
+    symmetrization: str | None = None  # how two directions are combined; None: product
+    gold_alignments: str | None = None  # file of manual alignments to score against
     gold_target_first: bool = False
-    on_error: OnError = "stop"  # skip: an empty line for what cannot be aligned
+    on_error: OnError = "stop"  # skip: write an empty line for a pair that cannot be aligned
 
     def run(self, aligner: WordAligner, write: LineWriter, log: LineWriter) -> None:
-        """Write a line for each pair, in their order, and tell what was chosen and how good it is."""
-        symmetry = self._get_symmetrization(aligner)
-        gold = None if self.gold_alignments is None else word_alignments.find_alignment_file(self.gold_alignments)
-        right = None if gold is None else self._read_gold_alignments(gold, aligner)
-        coming = self._check_pairs(read_pairs(self.inputs, aligner.forward.run.recipe.data), aligner)
-        first = list(itertools.islice(coming, MAX_SELECTION_PAIRS))
+        """Write a line of links for each pair, in their order. Log the selected views and the scores."""
+        symmetrize = self._get_symmetrization(aligner)
+        gold = self._read_gold_alignments(aligner)
+        pairs = self._check_pairs(read_pairs(self.inputs, aligner.forward.run.recipe.data), aligner)
+        first = list(itertools.islice(pairs, MAX_SELECTION_PAIRS))
         if not first:
             raise InputError(f"there are no pairs of sentences in {' '.join(self.inputs)}")
-        if gold is not None and len(first) < MAX_SELECTION_PAIRS:  # then these are all
-            right = self._read_gold_alignments(gold, aligner, num_pairs=len(first))
-        for number, one in enumerate(first):
-            self._check_gold_pair(number, one, gold, right)
-        chosen = aligner.select_views([one for one in first if isinstance(one, TranslationExample)], self.view_filter)
-        log(f"links by {chosen}")
-        kept: list[WordAlignment] = []
-        left_out = 0
-        later = itertools.chain(first, self._check_gold_pairs(coming, len(first), gold, right))
-        for found in _align_in_order(later, aligner, chosen, symmetry):
-            if isinstance(found, InvalidExample):
-                left_out += 1
-                if left_out <= MAX_ERRORS_SHOWN:
-                    log(f"{found}: its line stays empty")
-                found = WordAlignment(frozenset(), frozenset(), frozenset())
-            write(format_links(found.links))
+        if len(first) < MAX_SELECTION_PAIRS:  # these are all pairs
+            gold = self._read_gold_alignments(aligner, num_pairs=len(first))
+        first = list(self._check_gold_links(first, gold))
+        views = aligner.select_views([pair for pair in first if isinstance(pair, TranslationExample)], self.view_filter)
+        log(f"alignment view {views}")
+        alignments: list[WordAlignment] = []
+        num_invalid = 0
+        pairs = itertools.chain(first, self._check_gold_links(pairs, gold, len(first)))
+        for alignment in _align_in_order(pairs, aligner, views, symmetrize):
+            if isinstance(alignment, InvalidExample):
+                num_invalid += 1
+                if num_invalid <= MAX_ERRORS_SHOWN:
+                    log(f"{alignment}: an empty line is written")
+                alignment = EMPTY_ALIGNMENT
+            write(format_links(alignment.links))
             if gold is not None:
-                kept.append(found)
-        if left_out > MAX_ERRORS_SHOWN:
-            log(f"{left_out:,} pairs in all could not be aligned, and have empty lines")
+                alignments.append(alignment)
+        if num_invalid > MAX_ERRORS_SHOWN:
+            log(f"{num_invalid:,} pairs could not be aligned; an empty line is written for each")
         if gold is not None:
-            self._report_score(gold, kept, aligner, log)
+            self._log_scores(alignments, aligner, log)
 
     def _get_symmetrization(self, aligner: WordAligner) -> Symmetrization:
         name = self.symmetrization or "product"
         if name not in SYMMETRIZATIONS:
             raise InputError(f"symmetrization {name!r} came; it is one of {', '.join(SYMMETRIZATIONS)}")
         if self.symmetrization not in (None, "none") and aligner.backward is None:
-            raise InputError(f"--symmetrization {name} makes one of two directions; name the other: --reverse-run RUN")
+            raise InputError(
+                f"--symmetrization {name} combines two directions; give the run of the other one: --reverse-run RUN"
+            )
         return SYMMETRIZATIONS[name]
 
-    def _check_pairs(
-        self, pairs: Iterable[TranslationExample | InvalidExample], aligner: WordAligner
-    ) -> Iterator[TranslationExample | InvalidExample]:
-        """The pairs, with a flaw for what cannot be aligned, if that is to be skipped."""
-        for one in pairs:
-            flaw = one if isinstance(one, InvalidExample) else aligner.find_length_problem(one)
-            if flaw is not None and self.on_error == "stop":
-                raise InputError(f"{flaw}. Mend it, or have an empty line in its place: --on-error skip")
-            yield flaw or one
+    def _check_pairs(self, pairs: Iterable[PairOrError], aligner: WordAligner) -> Iterator[PairOrError]:
+        """Replace pairs that cannot be aligned by an ``InvalidExample``, or raise."""
+        for pair in pairs:
+            error = pair if isinstance(pair, InvalidExample) else aligner.find_length_problem(pair)
+            if error is not None and self.on_error == "stop":
+                raise InputError(f"{error}. Correct it, or let an empty line be written for it: --on-error skip")
+            yield error or pair
 
-    def _read_gold_alignments(
-        self, path: Path, aligner: WordAligner, num_pairs: int | None = None
-    ) -> list[word_alignments.GoldAlignment]:
-        """The links by people, source first."""
-        right, data = (
-            word_alignments.read_alignments(path, num_pairs=num_pairs),
-            aligner.forward.run.recipe.data,
-        )
-        turned = self.gold_target_first or (self.gold_alignments == data.gold_alignments and data.gold_target_first)
-        return [one.swap_sides() for one in right] if turned else right
+    def _read_gold_alignments(self, aligner: WordAligner, num_pairs: int | None = None) -> list[GoldAlignment] | None:
+        """The manual alignments, source first; None: there are none."""
+        if self.gold_alignments is None:
+            return None
+        path = word_alignments.find_alignment_file(self.gold_alignments)
+        alignments, data = word_alignments.read_alignments(path, num_pairs=num_pairs), aligner.forward.run.recipe.data
+        is_of_recipe = self.gold_alignments == data.gold_alignments
+        target_first = self.gold_target_first or (is_of_recipe and data.gold_target_first)
+        return [alignment.swap_sides() for alignment in alignments] if target_first else alignments
 
-    def _check_gold_pairs(
-        self,
-        pairs: Iterable[TranslationExample | InvalidExample],
-        first_index: int,
-        path: Path | None,
-        gold_alignments: Sequence[word_alignments.GoldAlignment] | None,
-    ) -> Iterator[TranslationExample | InvalidExample]:
-        for number, one in enumerate(pairs, first_index):
-            self._check_gold_pair(number, one, path, gold_alignments)
-            yield one
+    def _check_gold_links(
+        self, pairs: Iterable[PairOrError], gold: Sequence[GoldAlignment] | None, first_index: int = 0
+    ) -> Iterator[PairOrError]:
+        """Raise for a manual link to a word that does not exist: the alignments may belong to other pairs."""
+        for index, pair in enumerate(pairs, first_index):
+            if gold is not None and index < len(gold) and isinstance(pair, TranslationExample):
+                sizes = len(pair.source.split()), len(pair.target.split())
+                for source, target in sorted(gold[index].possible):
+                    if source >= sizes[0] or target >= sizes[1]:
+                        raise InputError(
+                            f"{self.gold_alignments}: pair {index + 1} has a link from word {source} to word {target}, "
+                            f"counted from 0, and its sentences have {sizes[0]} and {sizes[1]} words; if links are "
+                            "written target first, give --gold-target-first; otherwise they belong to other pairs"
+                        )
+            yield pair
 
-    def _check_gold_pair(
-        self,
-        index: int,
-        pair: TranslationExample | InvalidExample,
-        path: Path | None,
-        gold_alignments: Sequence[word_alignments.GoldAlignment] | None,
-    ) -> None:
-        """Links by people that lead out of their sentences are those of others, or the other way round."""
-        if gold_alignments is None or index >= len(gold_alignments) or not isinstance(pair, TranslationExample):
-            return
-        sizes = len(pair.source.split()), len(pair.target.split())
-        for link in sorted(gold_alignments[index].possible):
-            if link[0] >= sizes[0] or link[1] >= sizes[1]:
-                raise InputError(
-                    f"{path}: pair {index + 1} has a link from word {link[0]} to word {link[1]}, counted "
-                    f"from 0, and its sentences have {sizes[0]} and {sizes[1]} words; if links are written "
-                    "target first, give --gold-target-first; otherwise they are those of other pairs"
-                )
-
-    def _report_score(
-        self, path: Path, alignments: Sequence[WordAlignment], aligner: WordAligner, log: LineWriter
-    ) -> None:
-        right = self._read_gold_alignments(path, aligner, num_pairs=len(alignments))
-        told = {"links": [one.links for one in alignments]}
+    def _log_scores(self, alignments: Sequence[WordAlignment], aligner: WordAligner, log: LineWriter) -> None:
+        gold = self._read_gold_alignments(aligner, num_pairs=len(alignments)) or []
+        links = {"links": [alignment.links for alignment in alignments]}
         if aligner.backward is not None:
-            told["forth alone"] = [one.forward_links for one in alignments]
-            told["back alone"] = [one.backward_links or frozenset() for one in alignments]
-        for name, found in told.items():
-            score = score_alignment(found, right)
+            links["forward only"] = [alignment.forward_links for alignment in alignments]
+            links["reverse only"] = [alignment.backward_links or frozenset() for alignment in alignments]
+        for name, predicted in links.items():
+            score = score_alignment(predicted, gold)
             log(
                 f"{name}: alignment error rate {score.error_rate:.4f}, precision {score.precision:.3f}, "
                 f"recall {score.recall:.3f}"
@@ -154,26 +139,25 @@ class AlignmentJob:
 
 
 def _align_in_order(
-    pairs: Iterable[TranslationExample | InvalidExample],
+    pairs: Iterable[PairOrError],
     aligner: WordAligner,
     views: SelectedAlignmentViews,
     symmetrize: Symmetrization,
 ) -> Iterator[WordAlignment | InvalidExample]:
-    """The pairs aligned, and each flaw where it stood."""
-    pairs = iter(pairs)
-    while window := list(itertools.islice(pairs, PAIRS_PER_CHUNK)):
-        aligned = aligner.align((one for one in window if isinstance(one, TranslationExample)), views, symmetrize)
-        yield from (one if isinstance(one, InvalidExample) else next(aligned) for one in window)
+    """Align the pairs, and pass each ``InvalidExample`` on in its place."""
+    for chunk in iterate_chunks(pairs, PAIRS_PER_CHUNK):
+        valid = (pair for pair in chunk if isinstance(pair, TranslationExample))
+        alignments = aligner.align(valid, views, symmetrize)
+        yield from (pair if isinstance(pair, InvalidExample) else next(alignments) for pair in chunk)
 
 
 def parse_view_filter(layer: str, head: str, shift: bool | None) -> AlignmentViewFilter:
-    """From words of the command line."""
-    heads: int | Literal["auto", "mean"]
-    heads = (
-        "auto" if head == "auto" else "mean" if head == "mean" else _parse_index("alignment-head", head, "auto or mean")
-    )
+    """Parse the values of ``--alignment-layer`` and ``--alignment-head``."""
+    heads: dict[str, Literal["auto", "mean"]] = {"auto": "auto", "mean": "mean"}
     return AlignmentViewFilter(
-        None if layer == "auto" else _parse_index("alignment-layer", layer, "auto"), heads, shift
+        None if layer == "auto" else _parse_index("alignment-layer", layer, "auto"),
+        heads[head] if head in heads else _parse_index("alignment-head", head, "auto or mean"),
+        shift,
     )
 
 
@@ -183,53 +167,45 @@ def _parse_index(name: str, text: str, alternatives: str) -> int:
     return int(text)
 
 
-def parse_on_error(text: str) -> OnError:
-    """From the command line, too."""
-    if text not in ("stop", "skip"):
-        raise InputError(f"--on-error {text}: it is stop or skip")
-    return "skip" if text == "skip" else "stop"
-
-
 def load_aligner(run: Path, reverse_run: Path | None, device: str) -> WordAligner:
-    """The models of runs."""
-    opened = [Run.open(one) for one in (run, reverse_run) if one is not None]
-    for one in opened:
-        if one.recipe.task != "translate":
-            raise InputError(f"{one.folder} is a run of the task {one.recipe.task}; translate has word links")
-    predictors = [load_predictor(one, device) for one in opened]
-    assert all(isinstance(predictor, TranslationPredictor) for predictor in predictors)
-    return WordAligner(*cast(list[TranslationPredictor], predictors))
+    """Load the models of one or two runs."""
+    runs = [Run.open(folder) for folder in (run, reverse_run) if folder is not None]
+    for opened in runs:
+        if opened.recipe.task != "translate":
+            raise InputError(
+                f"{opened.folder} is a run of the task {opened.recipe.task}; translate has word alignments"
+            )
+    return WordAligner(*(cast(TranslationPredictor, load_predictor(opened, device)) for opened in runs))
 
 
-def read_pairs(
-    inputs: Sequence[str], data_config: TranslationDataConfig
-) -> Iterator[TranslationExample | InvalidExample]:
-    """Pairs of sentences from files, as a recipe names them, or lines of ``source ||| target``."""
+def read_pairs(inputs: Sequence[str], data_config: TranslationDataConfig) -> Iterator[PairOrError]:
+    """Read sentence pairs from the files that a recipe could name, or from lines of ``source ||| target``."""
     if len(inputs) > 2 or (len(inputs) == 2 and "-" in inputs):
         raise InputError(
             f"{' '.join(inputs)} came; name one file with both sides, or one for each, or - for standard input"
         )
     path = Path(inputs[0])
     if inputs[0] == "-":
-        typed = (raw.decode("utf-8", "surrogateescape").rstrip("\r\n") for raw in sys.stdin.buffer)
-        return _parse_lines(typed, "standard input")
+        lines = (line.decode("utf-8", "surrogateescape").rstrip("\r\n") for line in sys.stdin.buffer)
+        return _parse_lines(lines, "standard input")
     if len(inputs) == 1 and path.exists() and not path.is_dir() and file_suffix(path) not in TABLE_SUFFIXES:
         return _parse_lines(read_lines(path), inputs[0])
-    where = inputs[0] if len(inputs) == 1 else list(inputs)
-    corpus = parallel_corpus.find_corpus(where, source=data_config.source, target=data_config.target)
+    data_source = inputs[0] if len(inputs) == 1 else list(inputs)
+    corpus = parallel_corpus.find_corpus(data_source, source=data_config.source, target=data_config.target)
     return itertools.chain.from_iterable(part.read() for part in corpus.parts)
 
 
-def _parse_lines(lines: Iterable[str | None], name: str) -> Iterator[TranslationExample | InvalidExample]:
+def _parse_lines(lines: Iterable[str | None], name: str) -> Iterator[PairOrError]:
     for number, line in enumerate(lines, 1):
+        location = f"{name}:{number}"
         if line is None:
             yield line_too_long(name, number)
             continue
         cells = line.split("\t" if "\t" in line else "|||")
         if len(cells) == 2:
-            yield make_example(cells[0], cells[1], f"{name}:{number}")
+            yield make_example(cells[0], cells[1], location)
         elif not line.strip():
-            yield InvalidExample(f"{name}:{number}", BLANK_LINE)
+            yield InvalidExample(location, BLANK_LINE)
         else:
-            told = f"{len(cells)} columns; it is two texts with a tab or ||| between them"
-            yield InvalidExample(f"{name}:{number}", "no pair", told)
+            message = f"{len(cells)} columns; expected two texts with a tab or ||| between them"
+            yield InvalidExample(location, "no pair", message)

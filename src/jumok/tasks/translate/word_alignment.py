@@ -1,7 +1,7 @@
-"""Word links of given pairs of sentences, from the attention of a model that is told both sides.
+"""Word alignment of sentence pairs, from the attention of a model while it decodes the given target.
 
-One model links each target word to a source word; with a model of the other direction, the two are made one.
-Words are those between spaces in the text that came, whatever the models' tokenizers make of them.
+One model links each target word to a source word; a model for the opposite direction can be combined with it.
+Words are separated by spaces in the given texts, whatever the tokenizers of the models do.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.data.readers.parallel_corpus import TranslationExample
 from jumok.data.readers.word_alignments import AlignmentLinks
 from jumok.errors import InputError, JumokError
+from jumok.inference.line_io import iterate_chunks
 from jumok.look.views.alignment_selection import (
     AlignmentView,
     SentencePairAttention,
@@ -32,15 +33,15 @@ from jumok.metrics.word_alignment import argmax_links, swap_links
 from jumok.tasks.translate.config import TranslationDecodeConfig
 from jumok.tasks.translate.predictor import TranslationPredictor, split_by_map_size
 
-PAIRS_PER_CHUNK = 1024  # pairs that are read before any is aligned, so that those of like length go together
-MAX_SELECTION_PAIRS = 1000  # pairs that views are chosen by
-MIN_SELECTION_PAIRS = 200  # fewer than this hardly tell which view is best: the run's validation data joins them
+PAIRS_PER_CHUNK = 1024  # so many pairs that similar lengths share a batch
+MAX_SELECTION_PAIRS = 1000  # pairs that views are selected on
+MIN_SELECTION_PAIRS = 200  # if there are fewer pairs, the validation data of the run is added
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class AlignmentViewFilter:
-    """Which views may be chosen: all, or those of a layer, of a head or the mean, plain or shifted."""
+    """Limits the selection of views: to a layer, to a head or the mean of heads, to plain or shifted views."""
 
     layer: int | None = None
     head: int | Literal["auto", "mean"] = "auto"
@@ -48,24 +49,29 @@ class AlignmentViewFilter:
 
     @classmethod
     def from_recipe(cls, decode_config: TranslationDecodeConfig, num_layers: int) -> AlignmentViewFilter:
-        """What ``decode:`` of a recipe says; a layer, of so many, may be counted from the end."""
+        """The filter of ``decode:`` of a recipe, where a layer may be counted from the end."""
         layer = decode_config.alignment_layer
         if layer is None:
             return cls(shift=decode_config.alignment_shift)
         return cls(layer if layer >= 0 else num_layers + layer, "mean", decode_config.alignment_shift)
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether a single view is left."""
+        return self.layer is not None and self.head != "auto" and self.shift is not None
+
     def select_views(self, views: Sequence[AlignmentView]) -> list[int]:
-        """The numbers of those views of a model that may be chosen."""
-        found = [number for number, view in enumerate(views) if self._allows(view)]
-        if not found:
-            layers, most = (max(n) + 1 for n in zip(*((v.layer, v.head or 0) for v in views), strict=True))
-            came = {"layer": self.layer, "head": None if self.head == "auto" else self.head}
-            told = ", ".join(f"{name} {number}" for name, number in came.items() if number is not None)
+        """The indices of the views that pass the filter."""
+        indices = [index for index, view in enumerate(views) if self._allows(view)]
+        if not indices:
+            num_layers, num_heads = (max(n) + 1 for n in zip(*((v.layer, v.head or 0) for v in views), strict=True))
+            settings = {"layer": self.layer, "head": None if self.head == "auto" else self.head}
+            description = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
             raise InputError(
-                f"{told} came; this model's attention to the source has "
-                f"{layers} layers with {most} heads each, both counted from 0"
+                f"{description} came; this model's attention to the source has "
+                f"{num_layers} layers with {num_heads} heads each, both counted from 0"
             )
-        return found
+        return indices
 
     def _allows(self, view: AlignmentView) -> bool:
         heads = {"auto": view.head, "mean": None}
@@ -75,27 +81,23 @@ class AlignmentViewFilter:
             and self.shift in (None, view.shift)
         )
 
-    @property
-    def is_fixed(self) -> bool:
-        return self.layer is not None and self.head != "auto" and self.shift is not None
-
 
 @dataclass(frozen=True)
 class SelectedAlignmentViews:
-    """The view of each direction, and why these."""
+    """The view of each direction, and how they were selected."""
 
     forward: AlignmentView
     backward: AlignmentView | None
     reason: str
 
     def __str__(self) -> str:
-        both = str(self.forward) if self.backward is None else f"{self.forward}; back: {self.backward}"
-        return f"{both}; {self.reason}"
+        backward = "" if self.backward is None else f"; reverse: {self.backward}"
+        return f"{self.forward}{backward}; {self.reason}"
 
 
 @dataclass(frozen=True)
 class WordAlignment:
-    """The links of a pair, and those of either model; all are (source word, target word)."""
+    """The links of a pair, and those of each model. All are (source word, target word)."""
 
     links: AlignmentLinks
     forward_links: AlignmentLinks
@@ -103,11 +105,11 @@ class WordAlignment:
 
 
 class WordAligner:
-    """Links by a model and, if there is one, by a model of the other direction.
+    """Aligns words with a model and, if there is one, with a model for the opposite direction.
 
     >>> aligner = WordAligner(jumok.load("runs/en-fr"), jumok.load("runs/fr-en"))  # doctest: +SKIP
-    >>> chosen = aligner.select_views(pairs)  # doctest: +SKIP
-    >>> [found.links for found in aligner.align(pairs, chosen)]  # doctest: +SKIP
+    >>> views = aligner.select_views(pairs)  # doctest: +SKIP
+    >>> [alignment.links for alignment in aligner.align(pairs, views)]  # doctest: +SKIP
     """
 
     def __init__(self, forward: TranslationPredictor, backward: TranslationPredictor | None = None) -> None:
@@ -120,31 +122,31 @@ class WordAligner:
     def select_views(
         self, pairs: Sequence[TranslationExample], view_filter: AlignmentViewFilter | None = None
     ) -> SelectedAlignmentViews:
-        """The views by which the two directions agree most, or the view whose links are the most consistent.
+        """Select the views on which both directions agree most, or the view whose links are most consistent.
 
-        The first of the pairs tell it; if there are few, together with the run's validation data.
+        The first pairs are used; if there are few, also the validation data of the run.
         """
         view_filter = view_filter or AlignmentViewFilter()
         sample = list(pairs[: 1 if view_filter.is_fixed else MAX_SELECTION_PAIRS])
         if len(sample) < MIN_SELECTION_PAIRS and not view_filter.is_fixed:
-            known = (one for one in _load_validation_pairs(self.forward) if self.find_length_problem(one) is None)
-            sample += itertools.islice(known, MIN_SELECTION_PAIRS - len(sample))
+            valid = (pair for pair in _load_validation_pairs(self.forward) if self.find_length_problem(pair) is None)
+            sample += itertools.islice(valid, MIN_SELECTION_PAIRS - len(sample))
         if not sample:
-            raise InputError("there are no pairs of sentences to choose a layer by")
-        mine = _ViewLinks.from_pairs(self.forward, sample, view_filter)
+            raise InputError("there are no pairs of sentences to select a layer on")
+        forward = _ViewLinks.from_pairs(self.forward, sample, view_filter)
         if self.backward is None:
-            texts = [(one.source.lower().split(), one.target.lower().split()) for one in sample]
-            scores = compute_consistency(mine.link_indices, texts)
-            best = int(scores.argmax())
-            why = f"consistency {float(scores[best]):.2f}"
-            return SelectedAlignmentViews(
-                mine.views[best], None, "as asked" if view_filter.is_fixed else _format_reason(why, sample)
-            )
-        theirs = _ViewLinks.from_pairs(self.backward, [reverse_pair(one) for one in sample], view_filter)
-        both = compute_agreement(mine.link_indices, theirs.link_indices)
-        one, other = divmod(int(both.argmax()), both.shape[1])
-        why = _format_reason(f"agreement {float(both.max()):.3f}", sample)
-        return SelectedAlignmentViews(mine.views[one], theirs.views[other], "as asked" if view_filter.is_fixed else why)
+            texts = [(pair.source.lower().split(), pair.target.lower().split()) for pair in sample]
+            consistency = compute_consistency(forward.link_indices, texts)
+            forward_view, backward_view = forward.views[int(consistency.argmax())], None
+            score = f"consistency {float(consistency.max()):.2f}"
+        else:
+            backward = _ViewLinks.from_pairs(self.backward, [reverse_pair(pair) for pair in sample], view_filter)
+            agreement = compute_agreement(forward.link_indices, backward.link_indices)
+            row, column = divmod(int(agreement.argmax()), agreement.shape[1])
+            forward_view, backward_view = forward.views[row], backward.views[column]
+            score = f"agreement {float(agreement.max()):.3f}"
+        reason = "as requested" if view_filter.is_fixed else f"chosen by {score} on {len(sample):,} pairs"
+        return SelectedAlignmentViews(forward_view, backward_view, reason)
 
     def align(
         self,
@@ -152,54 +154,45 @@ class WordAligner:
         views: SelectedAlignmentViews,
         symmetrize: Symmetrization = product_links,
     ) -> Iterator[WordAlignment]:
-        """The links of each pair, in their order; ``symmetrize`` makes one of two directions."""
-        for forth, back in self.compute_maps(pairs, views):
-            links = argmax_links(forth)
-            if back is None:
+        """The links of each pair, in their order. ``symmetrize`` combines both directions."""
+        for forward, backward in self.compute_maps(pairs, views):
+            links = argmax_links(forward)
+            if backward is None:
                 yield WordAlignment(links, links)
             else:
-                yield WordAlignment(symmetrize(forth, back), links, swap_links(argmax_links(back)))
+                yield WordAlignment(symmetrize(forward, backward), links, swap_links(argmax_links(backward)))
 
     def compute_maps(
         self, pairs: Iterable[TranslationExample], views: SelectedAlignmentViews
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield the maps ``(target words, source words)`` of each pair, and those of the reverse model."""
-        waiting = iter(pairs)
-        while window := list(itertools.islice(waiting, PAIRS_PER_CHUNK)):
-            forth = read_attention(
-                self.forward,
-                window,
-                functools.partial(SentencePairAttention.compute_word_map, view=views.forward),
-            )
-            back: Sequence[Tensor | None] = [None] * len(window)
+        compute_map = SentencePairAttention.compute_word_map
+        for chunk in iterate_chunks(pairs, PAIRS_PER_CHUNK):
+            forward = read_attention(self.forward, chunk, functools.partial(compute_map, view=views.forward))
+            backward: Sequence[Tensor | None] = [None] * len(chunk)
             if self.backward is not None and (view := views.backward) is not None:
-                back = read_attention(
-                    self.backward,
-                    [reverse_pair(one) for one in window],
-                    functools.partial(SentencePairAttention.compute_word_map, view=view),
-                )
-            yield from zip(forth, back, strict=True)
+                reversed_chunk = [reverse_pair(pair) for pair in chunk]
+                backward = read_attention(self.backward, reversed_chunk, functools.partial(compute_map, view=view))
+            yield from zip(forward, backward, strict=True)
 
     def find_length_problem(self, pair: TranslationExample) -> InvalidExample | None:
-        """Why a pair cannot be aligned, if a model's learned positions do not reach far enough."""
-        for translator, one in ((self.forward, pair), (self.backward, reverse_pair(pair))):
-            longest = None if translator is None else getattr(translator.model, "max_length", None)
-            if translator is None or longest is None:
+        """Describe why a pair cannot be aligned, if it is longer than the learned positions of a model."""
+        for predictor, example in ((self.forward, pair), (self.backward, reverse_pair(pair))):
+            max_length = None if predictor is None else getattr(predictor.model, "max_length", None)
+            if predictor is None or max_length is None:
                 continue
-            sides = (
-                _AlignmentText.from_text(translator, one.source, "source"),
-                _AlignmentText.from_text(translator, one.target, "target"),
-            )
-            most = max(len(side.token_ids) for side in sides)
-            if most >= longest:  # one more is the end
-                told = f"{most} tokens; this model, which has learned positions, takes {longest - 1}"
-                return InvalidExample(pair.location, "too long", told)
+            sides: tuple[tuple[str, Literal["source", "target"]], ...]
+            sides = (example.source, "source"), (example.target, "target")
+            length = max(len(_AlignmentText.from_text(predictor, text, side).token_ids) for text, side in sides)
+            if length >= max_length:  # EOS is one more
+                message = f"{length} tokens; this model, which has learned positions, takes {max_length - 1}"
+                return InvalidExample(pair.location, "too long", message)
         return None
 
 
 @dataclass(frozen=True, eq=False)
 class _ViewLinks:
-    """Links that each candidate view picks: ``(views, target words)`` for each pair."""
+    """The links of each candidate view: ``(views, target words)`` for each pair."""
 
     views: list[AlignmentView]
     link_indices: list[Tensor]
@@ -211,10 +204,12 @@ class _ViewLinks:
         pairs: Sequence[TranslationExample],
         view_filter: AlignmentViewFilter,
     ) -> _ViewLinks:
-        found = read_attention(predictor, pairs, lambda looked: (looked.weights.shape[:2], looked.pick_source_words()))
-        known = list_alignment_views(*found[0][0])
-        allowed = view_filter.select_views(known)
-        return cls([known[n] for n in allowed], [picks[allowed] for _, picks in found])
+        results = read_attention(
+            predictor, pairs, lambda attention: (attention.weights.shape[:2], attention.pick_source_words())
+        )
+        views = list_alignment_views(*results[0][0])
+        allowed = view_filter.select_views(views)
+        return cls([views[index] for index in allowed], [picks[allowed] for _, picks in results])
 
 
 @torch.inference_mode()
@@ -223,51 +218,51 @@ def read_attention(
     pairs: Sequence[TranslationExample],
     reader: Callable[[SentencePairAttention], T],
 ) -> list[T]:
-    """What ``reader`` makes of where the model looked while it said each target, in the order of the pairs.
+    """Call ``reader`` with the attention of the model for each pair. Returns the results in the order of the pairs.
 
-    Pairs of like length go together. All maps of a pair are many: they are gone when it is read.
+    Pairs of similar length share a batch. The attention of a batch is freed after it is read, since it is large.
     """
-    texts = [_AlignmentText.from_text(predictor, pair.source, "source") for pair in pairs]
-    others = [_AlignmentText.from_text(predictor, pair.target, "target") for pair in pairs]
-    order = sorted(range(len(pairs)), key=lambda n: (len(others[n].token_ids), len(texts[n].token_ids)))
-    said, given = [others[n] for n in order], [texts[n] for n in order]
-    found: dict[int, T] = {}
-    for part in split_by_map_size([text.token_ids for text in given], [text.token_ids for text in said]):
-        batch = Seq2SeqBatch.from_sequences(
-            [text.token_ids for text in given[part]], [text.token_ids for text in said[part]]
-        )
+    sources = [_AlignmentText.from_text(predictor, pair.source, "source") for pair in pairs]
+    targets = [_AlignmentText.from_text(predictor, pair.target, "target") for pair in pairs]
+    order = sorted(range(len(pairs)), key=lambda n: (len(targets[n].token_ids), len(sources[n].token_ids)))
+    source_ids, target_ids = ([texts[n].token_ids for n in order] for texts in (sources, targets))
+    results: dict[int, T] = {}
+    for part in split_by_map_size(source_ids, target_ids):
+        batch = Seq2SeqBatch.from_sequences(source_ids[part], target_ids[part])
         maps = predictor.model.compute_attention_maps(batch.to(predictor.device))
-        weights = torch.stack([one.weights.float() for one in maps]).cpu()  # (L, B, H, Q + 1, K)
+        weights = torch.stack([layer.weights.float() for layer in maps]).cpu()  # (L, B, H, Q + 1, K)
         for row, n in enumerate(order[part]):
-            x, y = texts[n], others[n]
-            own = weights[:, row, :, : len(y.token_ids) + 1, : len(x.token_ids)]
-            found[n] = reader(SentencePairAttention(own, y.word_indices, x.word_indices, (y.num_words, x.num_words)))
-    return [found[n] for n in range(len(pairs))]
+            source, target = sources[n], targets[n]
+            pair_weights = weights[:, row, :, : len(target.token_ids) + 1, : len(source.token_ids)]
+            num_words = target.num_words, source.num_words
+            results[n] = reader(
+                SentencePairAttention(pair_weights, target.word_indices, source.word_indices, num_words)
+            )
+    return [results[n] for n in range(len(pairs))]
 
 
 @dataclass(frozen=True)
 class _AlignmentText:
-    """A text as the model gets it, and which of its words, between spaces, each token belongs to."""
+    """The tokens of a text, and the word of each token."""
 
     token_ids: list[int]
     word_indices: list[int]
-    num_words: int  # of its words
+    num_words: int
 
     @classmethod
     def from_text(cls, predictor: TranslationPredictor, text: str, side: Literal["source", "target"]) -> _AlignmentText:
-        prepare = functools.partial(predictor.data.preprocess, side=side)
+        preprocess = functools.partial(predictor.data.preprocess, side=side)
         tokenizer = getattr(predictor.tokenizers, side)
-        prepared = prepare(text)
-        words = text.split()
-        owners = _map_preprocessed_words(words, len(prepared.split()), prepare)
-        ids = tokenizer.encode([prepared])[0]
-        return cls(ids, [owners[n] for n in tokenizer.word_ids_from_text(prepared)], len(words))
+        preprocessed, words = preprocess(text), text.split()
+        word_map = _map_preprocessed_words(words, len(preprocessed.split()), preprocess)
+        [ids] = tokenizer.encode([preprocessed])
+        return cls(ids, [word_map[n] for n in tokenizer.word_ids_from_text(preprocessed)], len(words))
 
 
 def _map_preprocessed_words(
     words: Sequence[str], num_preprocessed: int, preprocess: Callable[[str], str]
 ) -> Sequence[int]:
-    """For each word of the prepared text the number of the word that it came from.
+    """For each word of the preprocessed text, the index of the word that it came from.
 
     >>> _map_preprocessed_words(["l'eau", "bout."], 4, lambda text: text.replace("'", " ").replace(".", " ."))
     [0, 0, 1, 1]
@@ -275,36 +270,32 @@ def _map_preprocessed_words(
     if num_preprocessed == len(words):
         return range(num_preprocessed)
     counts = [len(preprocess(word).split()) for word in words]
-    if sum(counts) != num_preprocessed:  # neighbours matter: how many there are up to each word, if one more follows
+    if sum(counts) != num_preprocessed:  # neighbours matter: count the words of each prefix, followed by another word
         ends = [len(preprocess(" ".join([*words[:n], "x"])).split()) - 1 for n in range(1, len(words))]
-        counts = [max(0, b - a) for a, b in itertools.pairwise([0, *ends, num_preprocessed])]
-    owners = [number for number, count in enumerate(counts) for _ in range(count)]
-    return (owners + [len(words) - 1] * num_preprocessed)[:num_preprocessed]
+        counts = [max(0, end - start) for start, end in itertools.pairwise([0, *ends, num_preprocessed])]
+    indices = [index for index, count in enumerate(counts) for _ in range(count)]
+    return (indices + [len(words) - 1] * num_preprocessed)[:num_preprocessed]
 
 
 def reverse_pair(pair: TranslationExample) -> TranslationExample:
-    """The same pair for the other direction."""
+    """The same pair for the opposite direction."""
     return TranslationExample(pair.target, pair.source, pair.location)
 
 
 def _load_validation_pairs(predictor: TranslationPredictor) -> list[TranslationExample]:
-    """The run's own, if it is still there."""
+    """The validation data of the run, if it still exists."""
     try:
         return list(predictor.data.valid_split().examples)
     except (JumokError, OSError):
         return []
 
 
-def _format_reason(score: str, pairs: Sequence[TranslationExample]) -> str:
-    return f"chosen by {score} on {len(pairs):,} pairs"
-
-
 def _check_directions(forward: TranslationPredictor, backward: TranslationPredictor) -> None:
-    """Raise if both go the same way, as far as names (en, fr), or columns of the same data, can tell."""
-    one, other = forward.run.recipe.data, backward.run.recipe.data
-    are_told = one.train == other.train or not isinstance(one.source, int)
-    if (one.source, one.target) == (other.source, other.target) and are_told:
+    """Raise if both have the same direction, as far as names (en, fr), or columns of the same data, show it."""
+    data, other = forward.run.recipe.data, backward.run.recipe.data
+    are_comparable = data.train == other.train or not isinstance(data.source, int)
+    if (data.source, data.target) == (other.source, other.target) and are_comparable:
         raise InputError(
-            f"{backward.run.folder} translates {one.source} to {one.target}, as {forward.run.folder} does; "
-            f"the reverse goes from {one.target} to {one.source}"
+            f"{backward.run.folder} translates {data.source} to {data.target}, as {forward.run.folder} does; "
+            f"the reverse goes from {data.target} to {data.source}"
         )

@@ -76,13 +76,13 @@ def data_set(path: Path) -> None:
     (path / "captions.tsv.gz").write_bytes(gzip.compress(text.encode()))
 
 
-def small(name: str, *more: str) -> Any:
+def small_recipe(name: str, *more: str) -> Any:
     """A recipe made small."""
     kind = recipe.load(name).model.type
     return recipe.load(name, [*SMALL, *SIZES[kind], *more])
 
 
-def trained(folder: Path, chosen: Any) -> Run:
+def train_run(folder: Path, chosen: Any) -> Run:
     run = Run.create_or_resume(folder, chosen)
     train(build_task(run), QUIET)
     return run

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from labelled_runs import filler, pair, question, sentence, squad, table, tagged, train_run
 from rich.console import Console
 from safetensors.torch import load_file, save_file
-from tasks_labelled import filler, pair, question, sentence, squad, table, tagged, trained
-from tasks_small import trained as translating
+from translation_runs import train_run as translating
 from typer.testing import CliRunner
 
 from jumok import InputError, recipe
@@ -55,15 +55,15 @@ def made(kind: str, folder: Path) -> tuple[Run, list[str]]:
     lines = ["good", "a good film of a sort " * 3, "it ."]
     if kind == "pairs":
         data |= {"train": table(folder / "x.tsv", "text\tother\tlabel", [pair(chance) for _ in range(60)])}
-        run = trained(folder / "run", "classify", {**data, "pair_column": "other"}, **FEW)
+        run = train_run(folder / "run", "classify", {**data, "pair_column": "other"}, **FEW)
         return run, ["he is old ||| he is young", "a ||| b", "the long text here ||| x"]
     if kind == "tag":
         data |= {"train": tagged(folder / "x.txt", [sentence(chance) for _ in range(60)]), "tag_scheme": "iob1"}
-        return trained(folder / "run", "tag", data, **FEW), [*lines, "Ekeus went to Baghdad , then home ."]
+        return train_run(folder / "run", "tag", data, **FEW), [*lines, "Ekeus went to Baghdad , then home ."]
     if kind == "answer":
         data |= {"train": squad(folder / "x.json", [[question(chance)] for _ in range(60)])}
         lines = ["who?\tit was he", "where did it go\tto a far land", "?\tit"]
-        return trained(folder / "run", "answer", data, **FEW), lines
+        return train_run(folder / "run", "answer", data, **FEW), lines
     if kind == "pretrain":
         counts = [" ".join(filler(chance, 9)) for _ in range(100)]
         text = "\n\n".join(f"{one}.\none two three four five.\nsix {one}." for one in counts)

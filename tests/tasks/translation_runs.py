@@ -50,15 +50,15 @@ def sentences(count: int, seed: int) -> list[english_korean.SentencePair]:
     return random.Random(seed).sample(pairs, count)
 
 
-def small(name: str, *more: str) -> Any:
+def small_recipe(name: str, *more: str) -> Any:
     """A recipe made small."""
     chosen = recipe.load(name)
     sizes = SIZES[chosen.model.type]
     return recipe.load(name, [*SMALL, *sizes, "data.builtin_size=60", "data.held_out_size=11", *more])
 
 
-def trained(folder: Path, name: str, *more: str) -> Run:
+def train_run(folder: Path, name: str, *more: str) -> Run:
     """A small run."""
-    run = Run.create_or_resume(folder, small(name, *more))
+    run = Run.create_or_resume(folder, small_recipe(name, *more))
     train(build_task(run), Console(quiet=True))
     return run

@@ -45,7 +45,7 @@ def sentences(count: int, seed: int) -> list[tuple[str, str]]:
 
 
 @functools.cache
-def trained() -> Run:
+def train_run() -> Run:
     """Once for all tests of a process; it takes some seconds. Tests leave it as it is."""
     home = Path(_HOME.name)
     lines = [f"{english}\t{german}\n" for english, german in sentences(600, seed=1)]

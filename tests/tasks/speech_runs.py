@@ -41,12 +41,12 @@ SIZES += [
 SIZES += ["model.style.conv_channels=[2, 3, 4]", "model.style.width=8", "model.style.num_heads=2"]
 
 
-def small(name: str, *more: str) -> Any:
+def small_recipe(name: str, *more: str) -> Any:
     """A recipe made small."""
     return recipe.load(name, [*SMALL, *SIZES, *more])
 
 
-def trained(folder: Path, chosen: Any, console: Console = QUIET) -> Run:
+def train_run(folder: Path, chosen: Any, console: Console = QUIET) -> Run:
     run = Run.create_or_resume(folder, chosen)
     train(build_task(run), console)
     return run

@@ -105,7 +105,7 @@ def squad(path: Path, articles: list[list[dict[str, Any]]]) -> str:
     return str(path)
 
 
-def trained(folder: Path, task: str, data: dict[str, Any], **more: Any) -> Run:
+def train_run(folder: Path, task: str, data: dict[str, Any], **more: Any) -> Run:
     """A small run, to its end."""
     settings = TRAIN | more.pop("train", {})
     model = MODEL | more.pop("model", {})
