@@ -34,7 +34,8 @@ count from 0. For a target longer than its source, p stays at the last word.
 
 Without input feeding, all steps run in parallel. With it, there is a loop over the target that contains only
 what depends on the previous step: attention, recurrent products and gates. Embeddings and their products are
-computed before it; readout, generator and all weight gradients after it.
+computed before it; readout, generator and all weight gradients after it. In training, the loop of Bahdanau's
+model is one autograd function (:mod:`jumok.models.layers.bahdanau_loop`), with the same results.
 
 Shapes: ``B`` sentences (``N`` rows while decoding), ``S`` source and ``T`` target words, ``Q`` queries, ``V``
 words of the vocabulary; widths: ``E`` of an embedding, ``W`` of a state, ``M`` of an annotation (W, or 2 W if
@@ -53,9 +54,11 @@ from torch import Tensor, nn
 from jumok.attention import core, masks
 from jumok.attention.mask_types import move_to_device
 from jumok.attention.masks import Mask
+from jumok.attention.plan_cache import has_hooks
 from jumok.attention.prepared_keys import PreparedKeys
 from jumok.attention.scores import Additive, Concat, Dot, General, ScaledDot, Score
 from jumok.batches.tokens import LayerAttention, Loss, Seq2SeqBatch, Tokens
+from jumok.models.layers.bahdanau_loop import can_run_bahdanau_loop, run_bahdanau_loop
 from jumok.models.layers.config_checks import check_ranges
 from jumok.models.layers.deferred_linear import DeferredLinear
 from jumok.models.layers.output_loss import linear_cross_entropy, select_labelled
@@ -163,9 +166,14 @@ class Seq2SeqMemory:
         annotations, keys = self.annotations.index_select(0, index), self.keys.reorder(index)
         if self.lengths is None:
             return Seq2SeqMemory(annotations, keys, None, None)
-        lengths = self.lengths.index_select(0, index)
-        valid_mask = torch.arange(annotations.shape[1], device=lengths.device) < lengths[:, None]
-        return Seq2SeqMemory(annotations, keys, masks.tensor(valid_mask[:, None]), lengths)
+        reordered = Seq2SeqMemory(annotations, keys, None, self.lengths.index_select(0, index))
+        return replace(reordered, mask=masks.tensor(cast(Tensor, reordered.build_valid_mask())[:, None]))
+
+    def build_valid_mask(self) -> Tensor | None:
+        """``(N, S)``, False at padding. None if there is none."""
+        if self.lengths is None:
+            return None
+        return torch.arange(self.annotations.shape[1], device=self.lengths.device) < self.lengths[:, None]
 
 
 class DecoderAttention(nn.Module):
@@ -394,20 +402,36 @@ class Seq2SeqDecoder(nn.Module):
         self, attention: DecoderAttention, embeddings: Tensor, state: Seq2SeqState
     ) -> tuple[Tensor, Tensor, Seq2SeqState]:
         """Attend with the previous state, and feed the context to the cell at the same step."""
-        cells = RecurrentStepper(self.rnn, known_width=self.config.embedding_width)
-        word_terms = self.readout.project_words(embeddings)
+        memory = cast(Seq2SeqMemory, state.memory)
         hidden = _split_layers(state.hidden)
-        states: list[Tensor] = []
-        contexts: list[Tensor] = []
-        for step, gates in enumerate(cells.prepare(embeddings).unbind(1)):
-            # c_t = attend(s_(t−1), h̄)
-            context = attention(hidden[-1][0][:, None], state.memory, state.num_steps + step).squeeze(1)
-            hidden = cells(gates, context, hidden)  # s_t = cell([y_(t−1); c_t], s_(t−1))
-            states.append(hidden[-1][0])
-            contexts.append(context)
-        all_states = torch.stack(states, 1)
-        readouts = self.readout(all_states, torch.stack(contexts, 1), word_terms)
-        return all_states, readouts, _advance(state, hidden, len(states), input_feed=None)
+        if self._can_fuse_steps(attention, memory):
+            score, allowed = cast(Additive, attention.score), memory.build_valid_mask()
+            all_states, all_contexts = run_bahdanau_loop(
+                self.rnn, score, embeddings, hidden[0][0], memory.keys.keys, memory.annotations, allowed
+            )
+            hidden = [(all_states[:, -1],)]
+        else:
+            cells = RecurrentStepper(self.rnn, known_width=self.config.embedding_width)
+            states: list[Tensor] = []
+            contexts: list[Tensor] = []
+            for step, gates in enumerate(cells.prepare(embeddings).unbind(1)):
+                # c_t = attend(s_(t−1), h̄)
+                context = attention(hidden[-1][0][:, None], memory, state.num_steps + step).squeeze(1)
+                hidden = cells(gates, context, hidden)  # s_t = cell([y_(t−1); c_t], s_(t−1))
+                states.append(hidden[-1][0])
+                contexts.append(context)
+            all_states, all_contexts = torch.stack(states, 1), torch.stack(contexts, 1)
+        readouts = self.readout(all_states, all_contexts, self.readout.project_words(embeddings))
+        return all_states, readouts, _advance(state, hidden, embeddings.shape[1], input_feed=None)
+
+    def _can_fuse_steps(self, attention: DecoderAttention, memory: Seq2SeqMemory) -> bool:
+        """Return whether one autograd function computes all steps of Bahdanau's decoder in training."""
+        return (
+            torch.is_grad_enabled()
+            and attention.scope == "global"
+            and can_run_bahdanau_loop(self.rnn, attention.score, memory.keys.keys, memory.annotations)
+            and not (core.is_observed() or has_hooks(attention) or has_hooks(attention.score))
+        )
 
     def _decode_luong(
         self, attention: DecoderAttention, embeddings: Tensor, state: Seq2SeqState

@@ -17,6 +17,7 @@ write the weights, a row would have to wait for its last score.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -121,135 +122,35 @@ def compute_weights_from_lse(scores: Tensor, lse: Tensor, dtype: torch.dtype = t
     return torch.exp(scores - lse[..., None], out=torch.empty_like(scores, dtype=dtype))
 
 
-# --- gradients of the shared tensors ------------------------------------------------------------------------
+# --- without autograd ---------------------------------------------------------------------------------------
 
 
-class _AdditiveStepGradients(NamedTuple):
-    """What the backward pass of one step stores for the gradients of the shared tensors. Without a graph."""
+class AdditiveStepForwardResult(NamedTuple):
+    """What the forward pass of a step saves for its backward pass."""
 
-    query: Tensor  # (B, Dq)
     q: Tensor  # (B, H) projected
     scores: Tensor  # (B, K)
     lse: Tensor  # (B,) log Σ exp of the scores
-    ds: Tensor  # (B, K)
-    dq: Tensor  # (B, H)
-    d_context: Tensor  # (B, Dv)
-
-
-class _AdditiveStepGradientBuffer:
-    """What the steps of one backward pass have stored.
-
-    A pass that did not need the shared gradients may have left entries. They have another graph task id and
-    are dropped.
-    """
-
-    def __init__(self) -> None:
-        self._entries: list[_AdditiveStepGradients] = []
-        self._graph_task_id = -1
-        self.is_consumed = False  # a backward pass has taken the entries and may have freed the graph
-
-    def add(self, entry: _AdditiveStepGradients) -> None:
-        task_id = torch._C._current_graph_task_id()
-        if task_id != self._graph_task_id:
-            self._entries, self._graph_task_id = [], task_id
-        self._entries.append(entry)
-
-    def take(self) -> list[_AdditiveStepGradients]:
-        entries, self._entries = self._entries, []
-        self.is_consumed = True
-        return entries if self._graph_task_id == torch._C._current_graph_task_id() else []
-
-
-class _DeferredSharedGradients(torch.autograd.Function):
-    """(weight, keys, v, value) → token. Every step takes the token, so this backward runs after theirs."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        weight: Tensor,
-        keys: Tensor,
-        v: Tensor,
-        value: Tensor,
-        gradient_buffer: _AdditiveStepGradientBuffer,
-    ) -> Tensor:
-        ctx.set_materialize_grads(False)  # the steps send no gradient through the token
-        ctx.save_for_backward(weight, keys, v, value)
-        ctx.gradient_buffer = gradient_buffer
-        return keys.new_empty(1, dtype=torch.float32)  # its value is never read
-
-    @staticmethod
-    def backward(ctx: Any, *_: None) -> tuple[Tensor | None, ...]:
-        forbid_double_backward()
-        entries = ctx.gradient_buffer.take()
-        if not entries:
-            return (None,) * 5
-        weight, keys, v, value = ctx.saved_tensors
-        needs_d_weight, needs_d_keys, needs_dv, needs_d_value, _ = ctx.needs_input_grad
-        stacked = (torch.stack(field, dim=1) for field in zip(*entries, strict=True))
-        steps = _AdditiveStepGradients(*stacked)  # (B, T, …)
-        d_weight = d_keys = dv = d_value = None
-        if needs_d_weight:
-            dq, query = steps.dq.flatten(0, 1), steps.query.flatten(0, 1)
-            d_weight = (dq.t() @ query.to(dq.dtype)).to(weight.dtype)
-        if needs_d_keys or needs_dv:
-            # A key whose scores have no gradient has no gradient itself, even if it is NaN.
-            is_used = steps.ds.any(dim=1)
-            used_keys = torch.where(is_used[:, :, None], make_rows_contiguous(keys), 0)
-            peaks = compute_max_abs(steps.q, used_keys)
-            d_keys, dv = compute_scores_gradient(used_keys, steps.q, v.contiguous(), steps.ds, peaks, with_dv=needs_dv)
-        if needs_d_value:
-            weights = compute_weights_from_lse(steps.scores, steps.lse, steps.d_context.dtype)
-            d_value = torch.bmm(weights.transpose(1, 2), steps.d_context).to(value.dtype)
-        d_keys = d_keys if needs_d_keys else None
-        return d_weight, d_keys, None if dv is None else dv.to(v.dtype), d_value, None
-
-
-# --- a step -------------------------------------------------------------------------------------------------
-
-
-class _AdditiveStepForwardResult(NamedTuple):
-    """What the forward pass of a step saves for its backward pass."""
-
-    q: Tensor  # (B, H)
-    scores: Tensor  # (B, K)
-    lse: Tensor  # (B,)
     context: Tensor  # (B, Dv) in the highest precision available
     masked: bool
 
 
-class _AdditiveStepFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, token: Tensor | None, loop: AdditiveStepLoop, allowed: Tensor | None
-    ) -> Tensor:
-        q = torch.nn.functional.linear(query, loop.weight)
-        context, precise, scores, lse = loop.launch_forward(q, allowed, any(ctx.needs_input_grad))
-        ctx.save_for_backward(query, q, scores, lse, precise, loop.weight, loop.keys, loop.v, loop.value)
-        ctx.loop, ctx.masked = loop, allowed is not None
-        return context
+class AdditiveStepGradients(NamedTuple):
+    """What the backward pass of a step stores for the gradients of the shared tensors."""
 
-    @staticmethod
-    def backward(ctx: Any, d_context: Tensor) -> tuple[Tensor | None, None, None, None]:
-        forbid_double_backward()
-        # All are unpacked, so that autograd raises an error if one was modified in place.
-        query, q, scores, lse, context, weight, _keys, _v, _value = ctx.saved_tensors
-        d_context = d_context.contiguous()
-        forward_result = _AdditiveStepForwardResult(q, scores, lse, context, ctx.masked)
-        ds, dq = ctx.loop.launch_backward(forward_result, d_context)
-        if ctx.needs_input_grad[1] and scores.numel():
-            ctx.loop.gradient_buffer.add(_AdditiveStepGradients(query.detach(), q, scores, lse, ds, dq, d_context))
-        d_query = (dq.to(weight.dtype) @ weight).to(query.dtype) if ctx.needs_input_grad[0] else None
-        return d_query, None, None, None
+    q: Tensor  # (B, H) projected
+    scores: Tensor  # (B, K)
+    lse: Tensor  # (B,) log Σ exp of the scores
+    ds: Tensor  # (B, K)
+    d_context: Tensor  # (B, Dv)
 
 
-class AdditiveStepLoop:
-    """The tensors and the scratch memory that the steps of a decoding loop share.
+class AdditiveStepKernels:
+    """Launches the kernels of the steps over the same keys, and holds their scratch memory.
 
-    Differentiable once in all tensors. It can be captured in a CUDA graph. All steps must run on one stream,
-    because they share scratch memory.
+    All steps must run on one stream, because they share scratch memory.
 
     Args:
-        weight: (H, Dq), projects the queries.
         keys: projected keys (B, K, H), in bfloat16, float16 or float32.
         v: (H).
         value: (B, K, Dv).
@@ -258,17 +159,12 @@ class AdditiveStepLoop:
 
     def __init__(
         self,
-        weight: Tensor,
         keys: Tensor,
         v: Tensor,
         value: Tensor,
         blocks: tuple[AdditiveStepBlockSizes, AdditiveStepBlockSizes] | None = None,
     ) -> None:
-        self.gradient_buffer = _AdditiveStepGradientBuffer()
-        self.token: Tensor | None = None
-        if torch.is_grad_enabled() and any(x.requires_grad for x in (weight, keys, v, value)):
-            self.token = cast(Tensor, _DeferredSharedGradients.apply(weight, keys, v, value, self.gradient_buffer))
-        self.weight, self.v = weight.detach(), v.detach().contiguous()
+        self.v = v.detach().contiguous()
         self.keys, self.value = make_rows_contiguous(keys.detach()), make_rows_contiguous(value.detach())
 
         B, _, H = keys.shape
@@ -291,21 +187,6 @@ class AdditiveStepLoop:
         self.partial_outputs = keys.new_empty(B * num_parts * max(H, D), dtype=torch.float32)
         self.partial_sums = keys.new_empty(B * num_parts * 2, dtype=torch.float32)
         self.counter = keys.new_zeros(B if num_parts else 0, dtype=torch.int32)
-
-    @property
-    def is_consumed(self) -> bool:
-        """Whether a backward pass has used it up. Further steps need another `AdditiveStepLoop`."""
-        return self.gradient_buffer.is_consumed
-
-    @disable_compile
-    def compute_context(self, query: Tensor, allowed: Tensor | None = None) -> Tensor:
-        """Return the context (B, Dv) of a query (B, Dq).
-
-        ``allowed`` (B, K) bool is True where a query may attend. Blocked keys and values never affect the
-        result, even if they are NaN. A row without any allowed key has a zero context and zero gradients.
-        """
-        with torch.cuda.device_of(query):
-            return cast(Tensor, _AdditiveStepFunction.apply(query, self.token, self, allowed))
 
     def launch_forward(
         self, q: Tensor, allowed: Tensor | None, keep_float32: bool
@@ -331,7 +212,7 @@ class AdditiveStepLoop:
         )  # fmt: skip
         return context, precise, scores, lse
 
-    def launch_backward(self, forward_result: _AdditiveStepForwardResult, d_context: Tensor) -> tuple[Tensor, Tensor]:
+    def launch_backward(self, forward_result: AdditiveStepForwardResult, d_context: Tensor) -> tuple[Tensor, Tensor]:
         """Return ds (B, K) float32, the gradient of the scores, and dq (B, H), of the projected query."""
         q, scores, lse, context, is_masked = forward_result
         B, K = scores.shape
@@ -345,3 +226,155 @@ class AdditiveStepLoop:
             MASKED=is_masked, **self.kernel_constants, **constants,
         )  # fmt: skip
         return ds, dq
+
+    def compute_shared_gradients(
+        self, steps: Sequence[AdditiveStepGradients], needs_gradient: tuple[bool, bool, bool] = (True, True, True)
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return the gradients of keys, v and value, from what the backward passes of all steps have stored.
+
+        Those that are not needed are None.
+        """
+        needs_d_keys, needs_dv, needs_d_value = needs_gradient
+        stacked = AdditiveStepGradients(*(torch.stack(field, dim=1) for field in zip(*steps, strict=True)))  # (B, T, …)
+        d_keys = dv = d_value = None
+        if needs_d_keys or needs_dv:
+            # A key whose scores have no gradient has no gradient itself, even if it is NaN.
+            is_used = stacked.ds.any(dim=1)
+            used_keys = torch.where(is_used[:, :, None], self.keys, 0)
+            peaks = compute_max_abs(stacked.q, used_keys)
+            d_keys, dv = compute_scores_gradient(used_keys, stacked.q, self.v, stacked.ds, peaks, with_dv=needs_dv)
+            dv = None if dv is None else dv.to(self.v.dtype)
+        if needs_d_value:
+            weights = compute_weights_from_lse(stacked.scores, stacked.lse, stacked.d_context.dtype)
+            d_value = torch.bmm(weights.transpose(1, 2), stacked.d_context).to(self.value.dtype)
+        return d_keys if needs_d_keys else None, dv, d_value
+
+
+# --- with autograd ------------------------------------------------------------------------------------------
+
+
+class _AdditiveStepGradientBuffer:
+    """What the steps of one backward pass have stored: query (B, Dq), its dq (B, H), and the gradients.
+
+    A pass that did not need the shared gradients may have left entries. They have another graph task id and
+    are dropped.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[Tensor, Tensor, AdditiveStepGradients]] = []
+        self._graph_task_id = -1
+        self.is_consumed = False  # a backward pass has taken the entries and may have freed the graph
+
+    def add(self, query: Tensor, dq: Tensor, gradients: AdditiveStepGradients) -> None:
+        task_id = torch._C._current_graph_task_id()
+        if task_id != self._graph_task_id:
+            self._entries, self._graph_task_id = [], task_id
+        self._entries.append((query, dq, gradients))
+
+    def take(self) -> list[tuple[Tensor, Tensor, AdditiveStepGradients]]:
+        entries, self._entries = self._entries, []
+        self.is_consumed = True
+        return entries if self._graph_task_id == torch._C._current_graph_task_id() else []
+
+
+class _DeferredSharedGradients(torch.autograd.Function):
+    """(weight, keys, v, value) → token. Every step takes the token, so this backward runs after theirs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        weight: Tensor,
+        keys: Tensor,
+        v: Tensor,
+        value: Tensor,
+        kernels: AdditiveStepKernels,
+        gradient_buffer: _AdditiveStepGradientBuffer,
+    ) -> Tensor:
+        ctx.set_materialize_grads(False)  # the steps send no gradient through the token
+        ctx.save_for_backward(weight, keys, v, value)
+        ctx.kernels, ctx.gradient_buffer = kernels, gradient_buffer
+        return keys.new_empty(1, dtype=torch.float32)  # its value is never read
+
+    @staticmethod
+    def backward(ctx: Any, *_: None) -> tuple[Tensor | None, ...]:
+        forbid_double_backward()
+        entries = ctx.gradient_buffer.take()
+        if not entries:
+            return (None,) * 6
+        weight, *_others = ctx.saved_tensors  # all are unpacked, see below
+        queries, dqs, steps = zip(*entries, strict=True)
+        needs_d_weight, *needs_gradient = ctx.needs_input_grad[:4]
+        d_weight = None
+        if needs_d_weight:
+            dq, query = (torch.stack(x, dim=1).flatten(0, 1) for x in (dqs, queries))
+            d_weight = (dq.t() @ query.to(dq.dtype)).to(weight.dtype)
+        return d_weight, *ctx.kernels.compute_shared_gradients(steps, needs_gradient), None, None
+
+
+class _AdditiveStepFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, token: Tensor | None, loop: AdditiveStepLoop, allowed: Tensor | None
+    ) -> Tensor:
+        kernels = loop.kernels
+        q = torch.nn.functional.linear(query, loop.weight)
+        context, precise, scores, lse = kernels.launch_forward(q, allowed, any(ctx.needs_input_grad))
+        ctx.save_for_backward(query, q, scores, lse, precise, loop.weight, kernels.keys, kernels.v, kernels.value)
+        ctx.loop, ctx.masked = loop, allowed is not None
+        return context
+
+    @staticmethod
+    def backward(ctx: Any, d_context: Tensor) -> tuple[Tensor | None, None, None, None]:
+        forbid_double_backward()
+        # All are unpacked, so that autograd raises an error if one was modified in place.
+        query, q, scores, lse, context, weight, _keys, _v, _value = ctx.saved_tensors
+        d_context = d_context.contiguous()
+        forward_result = AdditiveStepForwardResult(q, scores, lse, context, ctx.masked)
+        ds, dq = ctx.loop.kernels.launch_backward(forward_result, d_context)
+        if ctx.needs_input_grad[1] and scores.numel():
+            gradients = AdditiveStepGradients(q, scores, lse, ds, d_context)
+            ctx.loop.gradient_buffer.add(query.detach(), dq, gradients)
+        d_query = (dq.to(weight.dtype) @ weight).to(query.dtype) if ctx.needs_input_grad[0] else None
+        return d_query, None, None, None
+
+
+class AdditiveStepLoop:
+    """The tensors and the scratch memory that the steps of a decoding loop share.
+
+    Differentiable once in all tensors. It can be captured in a CUDA graph.
+
+    Args:
+        weight: (H, Dq), projects the queries.
+        keys, v, value, blocks: those of :class:`AdditiveStepKernels`.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        keys: Tensor,
+        v: Tensor,
+        value: Tensor,
+        blocks: tuple[AdditiveStepBlockSizes, AdditiveStepBlockSizes] | None = None,
+    ) -> None:
+        self.weight = weight.detach()
+        self.kernels = AdditiveStepKernels(keys, v, value, blocks)
+        self.gradient_buffer = _AdditiveStepGradientBuffer()
+        self.token: Tensor | None = None
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (weight, keys, v, value)):
+            token = _DeferredSharedGradients.apply(weight, keys, v, value, self.kernels, self.gradient_buffer)
+            self.token = cast(Tensor, token)
+
+    @property
+    def is_consumed(self) -> bool:
+        """Whether a backward pass has used it up. Further steps need another `AdditiveStepLoop`."""
+        return self.gradient_buffer.is_consumed
+
+    @disable_compile
+    def compute_context(self, query: Tensor, allowed: Tensor | None = None) -> Tensor:
+        """Return the context (B, Dv) of a query (B, Dq).
+
+        ``allowed`` (B, K) bool is True where a query may attend. Blocked keys and values never affect the
+        result, even if they are NaN. A row without any allowed key has a zero context and zero gradients.
+        """
+        with torch.cuda.device_of(query):
+            return cast(Tensor, _AdditiveStepFunction.apply(query, self.token, self, allowed))

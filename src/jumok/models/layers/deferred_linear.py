@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from jumok.models.layers.precision import to_autocast_dtype
+
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
@@ -54,7 +56,7 @@ class DeferredLinear:
         self.order_token: Tensor | None = None
         needs_gradient = weight.requires_grad or (bias is not None and bias.requires_grad)
         if torch.is_grad_enabled() and needs_gradient:
-            weight, bias = _to_autocast_dtype(weight), None if bias is None else _to_autocast_dtype(bias)
+            weight, bias = to_autocast_dtype(weight), None if bias is None else to_autocast_dtype(bias)
             rows = self.gradient_rows
             token = _DeferredLinearWeightFunction.apply(weight, bias, rows)  # type: ignore[no-untyped-call]
             self.order_token = cast(Tensor, token)
@@ -63,18 +65,10 @@ class DeferredLinear:
     @disable_compile
     def __call__(self, x: Tensor, addend: Tensor | None = None) -> Tensor:
         """``(…, in)`` to ``(…, out)``, plus ``addend``, which may broadcast."""
-        x, addend = _to_autocast_dtype(x), None if addend is None else _to_autocast_dtype(addend)
+        x, addend = to_autocast_dtype(x), None if addend is None else to_autocast_dtype(addend)
         if self.order_token is None or not torch.is_grad_enabled():
             return _linear_add(x, self.weight, self.bias, addend)
         return cast(Tensor, _DeferredLinearStepFunction.apply(x, addend, self.order_token, self))  # type: ignore[no-untyped-call]
-
-
-def _to_autocast_dtype(x: Tensor) -> Tensor:
-    """Convert ``x`` as autocast does, which leaves float64 as it is."""
-    device_type = x.device.type
-    if x.dtype == torch.float64 or not torch.is_autocast_enabled(device_type):
-        return x
-    return x.to(torch.get_autocast_dtype(device_type))
 
 
 def _linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, addend: Tensor | None) -> Tensor:

@@ -282,14 +282,33 @@ def gru_cell(input_gates: Tensor, state_gates: Tensor, hidden: HiddenState) -> H
     As in cuDNN, the reset gate is applied after the product with U_n. (In Cho's and Bahdanau's papers it is
     applied before, which needs a second product.)
     """
-    (h,) = hidden
-    h = h.to(input_gates.dtype)
+    return (gru_step(input_gates, state_gates, hidden[0].to(input_gates.dtype))[0],)
+
+
+def gru_step(input_gates: Tensor, state_gates: Tensor, h: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return the state after a step of a GRU, and what :func:`gru_step_backward` needs."""
     if input_gates.is_cuda:  # one kernel
-        return (torch.ops.aten._thnn_fused_gru_cell(input_gates, state_gates, h)[0],)
+        new_h, workspace = torch.ops.aten._thnn_fused_gru_cell(input_gates, state_gates, h)
+        return new_h, (workspace,)
     width = h.shape[-1]
     (rz, n), (state_rz, state_n) = (x.split((2 * width, width), -1) for x in (input_gates, state_gates))
-    r, z = torch.sigmoid(rz + state_rz).chunk(2, -1)
-    return (torch.lerp(torch.tanh(torch.addcmul(n, r, state_n)), h, z),)
+    rz = torch.sigmoid(rz + state_rz)
+    r, z = rz.chunk(2, -1)
+    n = torch.tanh(torch.addcmul(n, r, state_n))
+    return torch.lerp(n, h, z), (rz, n, state_n, h)
+
+
+def gru_step_backward(d_h: Tensor, saved: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of the input's gates, of the state's gates, and of the state before a GRU step."""
+    if d_h.is_cuda:  # one kernel
+        gradients: tuple[Tensor, ...] = torch.ops.aten._thnn_fused_gru_cell_backward(d_h, *saved, False)
+        return gradients[0], gradients[1], gradients[2]
+    rz, n, state_n, h = saved
+    r, z = rz.chunk(2, -1)
+    d_old_h = d_h * z
+    d_n = torch.ops.aten.tanh_backward(d_h - d_old_h, n)
+    d_rz = torch.ops.aten.sigmoid_backward(torch.cat([d_n * state_n, d_h * (h - n)], -1), rz)
+    return torch.cat([d_rz, d_n], -1), torch.cat([d_rz, d_n * r], -1), d_old_h
 
 
 def lstm_cell(input_gates: Tensor, state_gates: Tensor, hidden: HiddenState) -> HiddenState:
