@@ -21,6 +21,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+from jumok.attention.additive_steps import FusedAdditiveSteps  # noqa: E402
 from jumok.attention.kernels.additive import fused_additive_scores  # noqa: E402
 from jumok.attention.kernels.additive_step import (  # noqa: E402
     AdditiveStepBlockSizes,
@@ -282,6 +283,29 @@ def test_backward_twice_in_part_and_for_the_query_only() -> None:
     for some in ([0], [1], [2], [3]):
         of = [leaves[at] for at in some]
         torch.testing.assert_close(gradients(ours, of), gradients(plain, of), **close)
+
+
+@runs_kernels
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_steps_without_autograd_are_equal(dtype: torch.dtype, masked: bool) -> None:
+    weight, keys, v, value = (x.requires_grad_() for x in shared_inputs(dtype))
+    queries = [random(B, DQ, dtype=dtype).requires_grad_() for _ in range(T)]
+    d_contexts = [random(B, DV, dtype=dtype) for _ in range(T)]
+    allowed = torch.rand(B, K, device=DEVICE) < 0.6 if masked else None
+    contexts = our_steps(weight, keys, v, value, *queries, allowed=allowed, blocks=None)
+    expected = torch.autograd.grad(contexts, (*queries, keys, v, value), d_contexts)
+
+    with torch.no_grad():
+        forward_steps, backward_steps = (FusedAdditiveSteps(keys, v, value, allowed) for _ in range(2))
+        results = [forward_steps.forward(query @ weight.t()) for query in queries]
+        d_queries = [
+            (backward_steps.backward(d_context, saved) @ weight)
+            for d_context, (_, saved) in reversed(list(zip(d_contexts, results, strict=True)))
+        ]
+        shared_gradients = backward_steps.compute_shared_gradients()
+    torch.testing.assert_close([context for context, _ in results], contexts)
+    torch.testing.assert_close([*d_queries[::-1], *shared_gradients], [*expected])
 
 
 @runs_kernels

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jumok.attention.kernels.additive_step import AdditiveStepGradients
 
 SavedTensors = tuple[Tensor, ...]
+SharedGradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of keys, v and values
 
 
 class AdditiveSteps(Protocol):
@@ -44,7 +45,7 @@ class AdditiveSteps(Protocol):
     def backward(self, d_context: Tensor, saved: SavedTensors) -> Tensor:
         """Return the gradient ``(B, H)`` of the projected queries of a step."""
 
-    def compute_shared_gradients(self) -> tuple[Tensor, Tensor, Tensor]:
+    def compute_shared_gradients(self) -> SharedGradients:
         """Return the gradients of keys, v and values, after the backward pass of all steps."""
 
 
@@ -83,15 +84,14 @@ class PlainAdditiveSteps:
         pairs, weights = saved
         d_weights = torch.bmm(self.value, d_context.unsqueeze(2)).squeeze(2)
         d_scores = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype)
-        d_pairs = torch.ops.aten.tanh_backward(d_scores.unsqueeze(2) * self.v, pairs)
+        d_pairs: Tensor = torch.ops.aten.tanh_backward(d_scores.unsqueeze(2) * self.v, pairs)
         self.dv.addmv_(pairs.flatten(0, 1).t(), d_scores.flatten())
         self.d_keys = d_pairs if self.d_keys is None else self.d_keys.add_(d_pairs)
         self.weights.append(weights)
         self.d_contexts.append(d_context)
         return d_pairs.sum(1)
 
-    def compute_shared_gradients(self) -> tuple[Tensor, Tensor, Tensor]:
-        assert self.d_keys is not None
+    def compute_shared_gradients(self) -> SharedGradients:
         d_value = torch.bmm(torch.stack(self.weights, 2), torch.stack(self.d_contexts, 1))
         return self.d_keys, self.dv, d_value
 
@@ -120,5 +120,5 @@ class FusedAdditiveSteps:
         self.gradients.append(AdditiveStepGradients(q, scores, lse, ds, d_context))
         return dq
 
-    def compute_shared_gradients(self) -> tuple[Tensor, Tensor, Tensor]:
+    def compute_shared_gradients(self) -> SharedGradients:
         return self.kernels.compute_shared_gradients(self.gradients)

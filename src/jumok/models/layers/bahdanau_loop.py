@@ -4,12 +4,14 @@ On a GPU the steps are so small that Python, dispatch and autograd take longer t
 pass records a graph: the forward pass runs the operations of a step and keeps what its gradient needs, and
 the backward pass runs the steps in reverse. ::
 
-    forward, at step t                      backward, at step t
-    q  = W_q s_(t−1)                        dg, du, ds_(t−1) = gradients of the cell at ds_t
-    c_t = attend(q, h̄)                      dc = dc_t + dg C
-    g  = known_t + c_t Cᵀ                   dq = gradient of attention at dc
-    u  = s_(t−1) Uᵀ + b                     ds_(t−1) += du U + dq W_q + what step t − 1 sends itself
+    forward, for t = 1 … T                  backward, for t = T … 1
+    q   = s_(t−1) W_qᵀ                      dg, du, ds_(t−1) = gradients of the cell at ds_t
+    c_t = attend(q, h̄)                      dc_t += dg C
+    g   = y_t + c_t Cᵀ                      dq = gradient of attention at dc_t
+    u   = s_(t−1) Uᵀ + b                    ds_(t−1) += du U + dq W_q
     s_t = cell(g, u, s_(t−1))
+
+where y_t is the contribution of word t − 1 to the gates, known for all steps before the loop.
 
 Gradients of weights are one product over all steps, as in :mod:`jumok.models.layers.deferred_linear`. The
 forward pass runs the same operations as :class:`~jumok.models.layers.recurrent.RecurrentStepper` with
@@ -26,14 +28,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from jumok.attention.additive_steps import AdditiveSteps, choose_additive_steps
 from jumok.attention.scores import Additive, Score
-from jumok.models.layers.deferred_linear import disable_compile
+from jumok.models.layers.deferred_linear import disable_compile, forbid_double_backward
 from jumok.models.layers.precision import to_autocast_dtype
-from jumok.models.layers.recurrent import RecurrentModule, gru_step, gru_step_backward
+from jumok.models.layers.recurrent import RecurrentModule, get_layer_weights, gru_step, gru_step_backward
 
 
 def can_run_bahdanau_loop(rnn: RecurrentModule, score: Score, keys: Tensor, annotations: Tensor) -> bool:
@@ -68,9 +69,10 @@ def run_bahdanau_loop(
         annotations: ``(B, S, M)``.
         allowed: ``(B, S)``, False at padding. None if there is no padding.
     """
-    word_weight, context_weight = rnn.weight_ih_l0.split([embeddings.shape[-1], annotations.shape[-1]], dim=1)
-    known_gates = F.linear(embeddings, word_weight, rnn.bias_ih_l0)
-    weights = score.query_weight, context_weight, rnn.weight_hh_l0, rnn.bias_hh_l0
+    input_weight, recurrent_weight, input_bias, recurrent_bias = get_layer_weights(rnn)
+    word_weight, context_weight = input_weight.split([embeddings.shape[-1], annotations.shape[-1]], dim=1)
+    known_gates = F.linear(embeddings, word_weight, input_bias)
+    weights = score.query_weight, context_weight, recurrent_weight, recurrent_bias
     with torch.cuda.device_of(keys):
         outputs = _BahdanauLoopFunction.apply(  # type: ignore[no-untyped-call]
             keys,
@@ -120,24 +122,23 @@ class _BahdanauLoopFunction(torch.autograd.Function):
         return all_states, all_contexts
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_states: Tensor, d_contexts: Tensor) -> tuple[Tensor | None, ...]:
-        keys, v, annotations, allowed, first_state, query_weight, context_weight, recurrent_weight, *tensors = (
-            ctx.saved_tensors
-        )
-        states, contexts, *saved = tensors
+        forbid_double_backward("the loop of Bahdanau's decoder")
+        keys, v, annotations, allowed, first_state, query_weight, context_weight, recurrent_weight = ctx.saved_tensors[
+            :8
+        ]
+        states, contexts, *saved = ctx.saved_tensors[8:]
         attention = _build_steps(keys, v, annotations, allowed)
         d_gates: list[Tensor] = []  # of all steps, the last step first
         d_state_gates: list[Tensor] = []
         d_queries: list[Tensor] = []
         d_state = torch.zeros_like(first_state)
-        steps = zip(
-            d_states.unbind(1), d_contexts.unbind(1), zip(*[iter(saved)] * ctx.num_saved, strict=True), strict=True
-        )
+        saved_by_step = zip(*[iter(saved)] * ctx.num_saved, strict=True)
+        steps = zip(d_states.unbind(1), d_contexts.unbind(1), saved_by_step, strict=True)
         for d_output, d_context, step_saved in reversed(list(steps)):
-            d_gate, d_state_gate, d_state = gru_step_backward(d_state + d_output, step_saved[: ctx.num_cell_saved])
-            d_context = torch.addmm(d_context, d_gate, context_weight)
-            d_query = attention.backward(d_context, step_saved[ctx.num_cell_saved :])
+            cell_saved, attention_saved = step_saved[: ctx.num_cell_saved], step_saved[ctx.num_cell_saved :]
+            d_gate, d_state_gate, d_state = gru_step_backward(d_state + d_output, cell_saved)
+            d_query = attention.backward(torch.addmm(d_context, d_gate, context_weight), attention_saved)
             d_state = torch.addmm(d_state, d_state_gate, recurrent_weight).addmm_(d_query, query_weight)
             d_gates.append(d_gate)
             d_state_gates.append(d_state_gate)

@@ -112,7 +112,7 @@ class _DeferredLinearWeightFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: None) -> tuple[Tensor | None, Tensor | None, None]:
-        _forbid_double_backward()
+        forbid_double_backward("DeferredLinear")
         rows = ctx.gradient_rows.pop_all()
         if not rows:
             return None, None, None
@@ -131,7 +131,7 @@ class _DeferredLinearStepFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
-        _forbid_double_backward()
+        forbid_double_backward("DeferredLinear")
         x, weight = ctx.saved_tensors
         if gradient is None:
             return None, None, None, None
@@ -141,9 +141,9 @@ class _DeferredLinearStepFunction(torch.autograd.Function):
         return gradient @ weight if for_x else None, gradient if for_addend else None, None, None
 
 
-def _forbid_double_backward() -> None:
+def forbid_double_backward(name: str) -> None:
+    """Raise if the calling backward pass is itself differentiated: it would be treated as a constant."""
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "DeferredLinear is differentiable once only, but create_graph=True asks for second derivatives: "
-            "leave it out"
+            f"{name} is differentiable once only, but create_graph=True asks for second derivatives: leave it out"
         )

@@ -86,7 +86,7 @@ def run_packed_rnn(rnn: RecurrentModule, x: Tensor, packed_steps: PackedSteps) -
         from jumok.models.kernels import gru
 
         if rnn.hidden_size <= gru.MAX_WIDTH:
-            weights = [_get_layer_weights(rnn, 0, suffix) for suffix in _get_direction_suffixes(rnn)]
+            weights = [get_layer_weights(rnn, 0, suffix) for suffix in _get_direction_suffixes(rnn)]
             return gru.run_fused_gru(x, weights, packed_steps)
     if torch.is_grad_enabled() and not (x.is_cuda and rnn.training):
         # Without cuDNN, PyTorch's gradient of each step is as large as that of all of x.
@@ -138,7 +138,7 @@ def _run_pausing_at_padding(rnn: RecurrentModule, x: Tensor, lengths: Tensor) ->
             x = F.dropout(x, rnn.dropout)
         weights: list[Tensor] = []
         for suffix in _get_direction_suffixes(rnn):
-            weight_ih, *others = _get_layer_weights(rnn, layer, suffix)
+            weight_ih, *others = get_layer_weights(rnn, layer, suffix)
             weights += [torch.cat([weight_ih, pause_weight.to(weight_ih.dtype)], 1), *others]
         x, hidden = _run_layer(rnn, torch.cat([x, pause_input], -1), weights)
         x = x.masked_fill(padding[..., None], 0.0)
@@ -158,7 +158,7 @@ def _run_packed_stepwise(rnn: RecurrentModule, x: Tensor, batch_sizes: list[int]
             x = F.dropout(x, rnn.dropout)
         directions: list[Tensor] = []
         for suffix in _get_direction_suffixes(rnn):
-            weight_ih, weight_hh, bias_ih, bias_hh = _get_layer_weights(rnn, layer, suffix)
+            weight_ih, weight_hh, bias_ih, bias_hh = get_layer_weights(rnn, layer, suffix)
             input_gates = F.linear(x, weight_ih, bias_ih).split(batch_sizes)
             recurrent_linear = DeferredLinear(weight_hh, bias_hh)
             hidden: HiddenState = (x.new_zeros(0, rnn.hidden_size),) * (1 + isinstance(rnn, nn.LSTM))
@@ -180,7 +180,7 @@ def _get_direction_suffixes(rnn: RecurrentModule) -> tuple[str, ...]:
     return ("", "_reverse") if rnn.bidirectional else ("",)
 
 
-def _get_layer_weights(rnn: RecurrentModule, layer: int, suffix: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def get_layer_weights(rnn: RecurrentModule, layer: int = 0, suffix: str = "") -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return weight_ih, weight_hh, bias_ih and bias_hh of a layer in one direction."""
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     weight_ih, weight_hh, bias_ih, bias_hh = (getattr(rnn, f"{name}_l{layer}{suffix}") for name in names)
