@@ -265,7 +265,7 @@ def test_labels_that_do_not_count_and_what_fills_a_row_up_change_nothing(number:
     longer = TextBatch.from_sequences([*IDS, [1, 1], [1]], packed=True)
     fill = torch.tensor([float("nan") if number == 2 else IGNORE])
     more: dict[str, Tensor] = {}
-    for name, x in batch._tensor_fields().items():
+    for name, x in batch._select_fields(torch.Tensor).items():
         if x.dim() == 1:
             label = torch.zeros(1, dtype=x.dtype) if name == "masked_indices" else fill.to(x.dtype)
             more[name] = torch.cat([x, label])

@@ -11,12 +11,11 @@ Shapes: ``B`` images, ``P`` grid positions, ``F`` features of a position, ``T`` 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from jumok.batches.tokens import BOS, EOS, IGNORE, Seq2SeqBatch, Tokens
+from jumok.batches.tokens import BOS, EOS, IGNORE, Seq2SeqBatch, TensorGroup, Tokens
 
 
 class ImageFeatureTable:
@@ -44,7 +43,7 @@ class ImageFeatureTable:
 
 
 @dataclass(frozen=True, eq=False)
-class CaptionBatch:
+class CaptionBatch(TensorGroup):
     """Images with one caption each. An image with several captions is repeated.
 
     ``target`` is the decoder's input and ``labels``, of the same shape, its expected output::
@@ -127,15 +126,6 @@ class CaptionBatch:
         """The target's :attr:`~jumok.batches.tokens.Tokens.graph_key` and the shape of the features."""
         key = self.target.graph_key
         return None if key is None else (self.features.shape, self.grid, key)
-
-    def with_static_shapes(self) -> CaptionBatch:
-        """The same batch with a :attr:`graph_key`."""
-        return replace(self, target=self.target.with_static_shapes())
-
-    def to(self, device: torch.device | str) -> CaptionBatch:
-        on_gpu = torch.device(device).type == "cuda"
-        features, labels = (x.to(device, non_blocking=on_gpu) for x in (self.features, self.labels))
-        return replace(self, features=features, target=self.target.to(device), labels=labels)
 
 
 def features_as_tokens(features: Tensor) -> Tokens:

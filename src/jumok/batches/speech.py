@@ -14,15 +14,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from jumok.batches.tokens import Tokens
+from jumok.batches.tokens import TensorGroup, Tokens
 
 
 @dataclass(frozen=True, eq=False)
-class SpeechBatch:
+class SpeechBatch(TensorGroup):
     """The symbols and the frames of utterances, padded on the right. Padding does not count."""
 
     text: Tokens
@@ -100,20 +101,9 @@ class SpeechBatch:
         linear = None if self.linear_spectrograms is None else self.linear_spectrograms.shape
         return None if None in keys else (*keys, linear, self.style_reference is None, self.alignment is None)
 
-    def with_static_shapes(self) -> SpeechBatch:
-        """The same batch with a :attr:`graph_key`."""
-        return replace(
-            self,
-            text=self.text.with_static_shapes(),
-            device_mel_lengths=self.mel_tokens.with_static_shapes().device_lengths,
-        )
-
-    def to(self, device: torch.device | str) -> SpeechBatch:
-        on_gpu = torch.device(device).type == "cuda"
-        names = ("mels", "device_mel_lengths", "linear_spectrograms", "style_reference", "alignment")
-        tensors = {name: x for name in names if (x := getattr(self, name)) is not None}
-        moved = {name: x.to(device, non_blocking=on_gpu) for name, x in tensors.items()}
-        return replace(self, text=self.text.to(device), **moved)
+    def with_static_shapes(self) -> Self:
+        device_lengths = self.mel_tokens.with_static_shapes().device_lengths
+        return replace(super().with_static_shapes(), device_mel_lengths=device_lengths)
 
 
 def frames_as_tokens(x: Tensor, lengths: Sequence[int], device_lengths: Tensor | None = None) -> Tokens:

@@ -25,20 +25,20 @@ Shapes: ``N`` labelled texts, ``M`` masked positions; "like the ids" is ``(B, L)
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from jumok.batches.tokens import IGNORE, PAD, Tokens
+from jumok.batches.tokens import IGNORE, PAD, TensorGroup, Tokens
 
 TokenRows = Sequence[Sequence[int]]  # one number per token, one row per text
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TextBatch:
+class TextBatch(TensorGroup):
     """Tokens with their segments: the input of BERT, and the base class of all batches here.
 
     >>> texts = TextBatch.from_sequences([[7, 8, 9], [5]], [[0, 0, 1], [0]], packed=True)
@@ -93,19 +93,8 @@ class TextBatch:
     def graph_key(self) -> Hashable | None:
         """See :attr:`jumok.batches.tokens.Tokens.graph_key`: those of all tokens, and the other shapes."""
         keys = [tokens.graph_key for tokens in self._select_fields(Tokens).values()]
-        shapes = [x.shape for x in self._tensor_fields().values()]
+        shapes = [x.shape for x in self._select_fields(Tensor).values()]
         return None if None in keys else (*keys, *shapes)
-
-    def with_static_shapes(self) -> Self:
-        """The same batch with a :attr:`graph_key`."""
-        tokens: dict[str, Any] = {name: x.with_static_shapes() for name, x in self._select_fields(Tokens).items()}
-        return replace(self, **tokens)
-
-    def to(self, device: torch.device | str) -> Self:
-        on_gpu = torch.device(device).type == "cuda"
-        moved: dict[str, Any] = {name: x.to(device, non_blocking=on_gpu) for name, x in self._tensor_fields().items()}
-        moved |= {name: tokens.to(device) for name, tokens in self._select_fields(Tokens).items()}
-        return replace(self, **moved)
 
     def first_token_indices(self, num_texts: int) -> Tensor:
         """Indices ``(N,)`` of the first token of each of the first N texts in the flattened ids."""
@@ -114,13 +103,6 @@ class TextBatch:
             return torch.arange(num_texts, device=self.tokens.ids.device) * length
         # Empty texts at the end of the row begin one past the last token.
         return self.tokens.cu_seqlens[:num_texts].long().clamp(max=rows * length - 1)
-
-    def _tensor_fields(self) -> dict[str, Tensor]:
-        return self._select_fields(Tensor)
-
-    def _select_fields(self, field_type: type[T]) -> dict[str, T]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: x for name, x in values.items() if isinstance(x, field_type)}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

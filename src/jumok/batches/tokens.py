@@ -18,7 +18,8 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -31,10 +32,32 @@ from jumok.attention.masks import Mask
 SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
 PAD, UNK, BOS, EOS = range(len(SPECIAL_TOKENS))
 IGNORE = -100  # label that does not count: the default ``ignore_index`` of ``F.cross_entropy``
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class Tokens:
+class TensorGroup:
+    """Base class of dataclasses of tensors. Their fields may be tensor groups, too."""
+
+    def to(self, device: torch.device | str) -> Self:
+        """Copy all tensors to a device, asynchronously if it is a GPU."""
+        moved: dict[str, Any] = {name: _move_to_device(x, device) for name, x in self._select_fields(Tensor).items()}
+        moved |= {name: group.to(device) for name, group in self._select_fields(TensorGroup).items()}
+        return replace(self, **moved)
+
+    def with_static_shapes(self) -> Self:
+        """The same batch with a ``graph_key``."""
+        groups = self._select_fields(TensorGroup)
+        static: dict[str, Any] = {name: group.with_static_shapes() for name, group in groups.items()}
+        return replace(self, **static)
+
+    def _select_fields(self, field_type: type[T]) -> dict[str, T]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: x for name, x in values.items() if isinstance(x, field_type)}
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens(TensorGroup):
     """Sequences of token ids, padded or packed.
 
     ``ids`` is ``(B, L)``, or ``(1, T)`` if packed. ``lengths`` (on the host) has one number per sequence, in
@@ -89,20 +112,7 @@ class Tokens:
         max_length = max(max_length, *lengths, 0)
         return cls(ids[None], tuple(lengths), True, cu_seqlens, positions[None], max_length)
 
-    def to(self, device: torch.device | str) -> Tokens:
-        cu_seqlens, positions, device_lengths = (
-            x if x is None else _move_to_device(x, device)
-            for x in (self.cu_seqlens, self.positions, self.device_lengths)
-        )
-        return replace(
-            self,
-            ids=_move_to_device(self.ids, device),
-            cu_seqlens=cu_seqlens,
-            positions=positions,
-            device_lengths=device_lengths,
-        )
-
-    def with_static_shapes(self) -> Tokens:
+    def with_static_shapes(self) -> Self:
         """The same tokens with a :attr:`graph_key` that does not depend on single lengths."""
         if self.packed:
             return self
@@ -130,11 +140,9 @@ class Tokens:
     @torch.inference_mode(False)
     def lengths_tensor(self) -> Tensor:
         """Lengths ``(B,)`` on the device of the ids."""
-        return (
-            _move_to_device(torch.tensor(self.lengths), self.ids.device)
-            if self.device_lengths is None
-            else self.device_lengths
-        )
+        if self.device_lengths is not None:
+            return self.device_lengths
+        return _move_to_device(torch.tensor(self.lengths), self.ids.device)
 
     @functools.cached_property
     def mask(self) -> Mask | None:
@@ -164,7 +172,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, eq=False)
-class Seq2SeqBatch:
+class Seq2SeqBatch(TensorGroup):
     """Source and target sequences.
 
     ``target`` is the decoder's input and ``labels``, of the same shape, its expected output::
@@ -220,18 +228,6 @@ class Seq2SeqBatch:
         """The :attr:`Tokens.graph_key` of both sides."""
         keys = self.source.graph_key, self.target.graph_key
         return None if None in keys else keys
-
-    def with_static_shapes(self) -> Seq2SeqBatch:
-        """The same batch with a :attr:`graph_key`."""
-        return replace(self, source=self.source.with_static_shapes(), target=self.target.with_static_shapes())
-
-    def to(self, device: torch.device | str) -> Seq2SeqBatch:
-        return replace(
-            self,
-            source=self.source.to(device),
-            target=self.target.to(device),
-            labels=_move_to_device(self.labels, device),
-        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,7 +60,6 @@ class CaptionBatcher(LengthBatcher[CaptionBatch]):
         image_names: Sequence[str] = (),
     ) -> None:
         """``captions``: the captions of each image. ``image_names``: part of the fingerprint."""
-        super().__init__(SequenceLayout(max_tokens, fixed_shapes=fixed_shapes), seed=seed)
         self.image_inputs, self.image_names = image_inputs, tuple(image_names)
         self.image_indices: IntArray = np.repeat(np.arange(len(captions)), list(map(len, captions)))
         if not len(self.image_indices):
@@ -68,10 +67,8 @@ class CaptionBatcher(LengthBatcher[CaptionBatch]):
         flat = [caption for image_captions in captions for caption in image_captions]
         self.captions = ConcatenatedSequences(flat, np.int64, np.int64)
         self.lengths: LengthArray = (self.captions.lengths + 1).astype(np.int32)  # with BOS or EOS
+        super().__init__(SequenceLayout(max_tokens, fixed_shapes=fixed_shapes), self.lengths, seed=seed)
         self.mean_length = math.ceil(self.lengths.mean()) if mix_lengths else None
-
-    def __len__(self) -> int:
-        return len(self.lengths)
 
     @property
     def fingerprint(self) -> str:
@@ -89,8 +86,7 @@ class CaptionBatcher(LengthBatcher[CaptionBatch]):
         return EpochLengths(lengths, lengths, np.arange(len(self), dtype=np.int64) + offset)
 
     def example_lengths(self, index: IndexArray) -> tuple[LengthArray, LengthArray]:
-        lengths = self.lengths[index % EPOCH_STRIDE]
-        return lengths, lengths
+        return super().example_lengths(index % EPOCH_STRIDE)
 
     def collate(self, index: Sequence[int] | IndexArray) -> CaptionBatch:
         epoch_indices = np.asarray(index, np.int64)

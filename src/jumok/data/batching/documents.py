@@ -28,11 +28,11 @@ from jumok.batches.text import DocumentBatch, label_mask
 from jumok.batches.tokens import UNK, Tokens
 from jumok.data.batching.length_batching import (
     BatchPlan,
-    EpochLengths,
     IndexArray,
     LengthArray,
     LengthBatcher,
     SequenceLayout,
+    convert_labels,
     expand_ranges,
     fingerprint_arrays,
 )
@@ -85,11 +85,7 @@ class DocumentBatcher(LengthBatcher[DocumentBatch]):
             )
         if max_tokens < 1:
             raise InputError(f"max_tokens={max_tokens}: a batch needs a budget of at least one token")
-        super().__init__(SequenceLayout(max_tokens), seed=seed)
-        self.group_by_steps = group_by_steps
-        values = np.asarray(labels)
-        self.labels = torch.from_numpy(values.astype(np.float32 if values.dtype.kind == "f" else np.int64))
-
+        self.group_by_steps, self.labels = group_by_steps, torch.from_numpy(convert_labels(labels))
         unknown = (UNK,)
         nonempty = [document if len(document) else (unknown,) for document in documents]
         sentences = [sentence if len(sentence) else unknown for sentence in chain.from_iterable(nonempty)]
@@ -97,27 +93,17 @@ class DocumentBatcher(LengthBatcher[DocumentBatch]):
         self._sentence_lengths = np.fromiter(map(len, sentences), np.int64)  # words per sentence
         self._document_sizes = np.fromiter(map(len, nonempty), np.int64)  # sentences per document
         self._sentence_offsets = np.cumsum(self._document_sizes) - self._document_sizes
-        self.lengths: LengthArray = np.add.reduceat(self._sentence_lengths, self._sentence_offsets).astype(
-            np.int32
-        )  # words per document
+        words = np.add.reduceat(self._sentence_lengths, self._sentence_offsets)
+        self.lengths: LengthArray = words.astype(np.int32)  # words per document
+        super().__init__(SequenceLayout(max_tokens), self.lengths, seed=seed)
         self._token_offsets = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
         longest_sentence = np.maximum.reduceat(self._sentence_lengths, self._sentence_offsets)
         self._num_steps = np.maximum(longest_sentence, self._document_sizes)
-
-    def __len__(self) -> int:
-        return len(self.lengths)
 
     @property
     def fingerprint(self) -> str:
         """Identifies the documents and the labels."""
         return fingerprint_arrays(self._token_ids, self._sentence_lengths, self._document_sizes, self.labels.numpy())
-
-    def epoch_lengths(self, epoch: int) -> EpochLengths:
-        return EpochLengths(self.lengths, self.lengths)
-
-    def example_lengths(self, index: IndexArray) -> tuple[LengthArray, LengthArray]:
-        lengths = self.lengths[index]
-        return lengths, lengths
 
     def _plan_epoch(self, epoch: int) -> BatchPlan:
         if not self.group_by_steps:

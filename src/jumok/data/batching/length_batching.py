@@ -31,7 +31,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
-from jumok.batches.tokens import PAD, Tokens, round_up_size
+from jumok.batches.tokens import IGNORE, PAD, Tokens, round_up_size
 from jumok.errors import InputError
 
 IndexArray = NDArray[np.integer[Any]]
@@ -293,9 +293,20 @@ def round_up_lengths(lengths: Any) -> Any:
     return -(-lengths // step) * step
 
 
-def pad_array(values: IntArray, length: int, pad_value: int) -> IntArray:
+def pad_array(values: NDArray[Any], length: int, pad_value: float) -> NDArray[Any]:
     """Append ``pad_value`` until there are ``length`` values."""
-    return np.concatenate([values, np.full(length - len(values), pad_value)])
+    return np.concatenate([values, np.full(length - len(values), pad_value, values.dtype)])
+
+
+def pad_labels(labels: NDArray[Any], length: int) -> Tensor:
+    """Append labels that do not count: NaN to numbers, IGNORE to classes."""
+    return torch.from_numpy(pad_array(labels, length, np.nan if labels.dtype.kind == "f" else IGNORE))
+
+
+def convert_labels(labels: Sequence[int] | Sequence[float]) -> NDArray[Any]:
+    """Class indices as int64, or numbers as float32."""
+    values = np.asarray(labels)
+    return values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
 
 
 def expand_ranges(starts: IndexArray, lengths: IndexArray) -> IndexArray:
@@ -347,26 +358,28 @@ class LengthBatcher(ABC, Generic[B]):
 
     unit: str = "tokens"  # what the ``count`` of a batch counts
 
-    def __init__(self, layout: SequenceLayout, *, seed: int) -> None:
-        self.layout, self.seed = layout, seed
+    def __init__(self, layout: SequenceLayout, *lengths: LengthArray, seed: int) -> None:
+        """``lengths``: those of the source and the target of each example; one array if both are the same."""
+        self.layout, self.side_lengths, self.seed = layout, lengths, seed
         self._latest_plan: tuple[int, BatchPlan] | None = None  # with its epoch
 
-    @abstractmethod
     def __len__(self) -> int:
         """The number of examples."""
+        return len(self.side_lengths[0])
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
         """Identifies the examples: a run resumes only with the same ones."""
 
-    @abstractmethod
     def epoch_lengths(self, epoch: int) -> EpochLengths:
         """The lengths by which the examples of an epoch are divided into batches."""
+        rounded = [self.layout.round_up(lengths) for lengths in self.side_lengths]
+        return EpochLengths(rounded[0], rounded[-1])
 
-    @abstractmethod
     def example_lengths(self, index: IndexArray) -> tuple[LengthArray, LengthArray]:
         """The lengths of some examples, source and target, by which :meth:`divide` balances the cost."""
+        return self.side_lengths[0][index], self.side_lengths[-1][index]
 
     @abstractmethod
     def collate(self, index: Sequence[int] | IndexArray) -> B:

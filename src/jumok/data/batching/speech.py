@@ -93,20 +93,13 @@ class SpeechBatcher(LengthBatcher[SpeechBatch]):
             raise InputError("frame_symbols: expected one symbol index for each frame of each utterance")
         if n_mels is not None and not 0 < n_mels <= num_features:
             raise InputError(f"n_mels={n_mels}: expected 1 to {num_features}, the columns of the spectrograms")
-        super().__init__(SequenceLayout(max_frames, fixed_shapes=fixed_shapes), seed=seed)
+        self.lengths: LengthArray = np.array([len(spectrogram) for spectrogram in spectrograms], np.int32)
+        super().__init__(SequenceLayout(max_frames, fixed_shapes=fixed_shapes), self.lengths, seed=seed)
         self.frame_symbols = frame_symbols
         self.style_groups = None if style_groups is None else np.unique(list(style_groups), return_inverse=True)[1]
         self.n_mels = num_features if n_mels is None else n_mels
-        self.spectrograms, self.num_features, self.audio_names = (
-            spectrograms,
-            num_features,
-            tuple(audio_names),
-        )
+        self.spectrograms, self.num_features, self.audio_names = spectrograms, num_features, tuple(audio_names)
         self.symbols = ConcatenatedSequences(symbols, np.int64, np.int64)
-        self.lengths: LengthArray = np.array([len(spectrogram) for spectrogram in spectrograms], np.int32)
-
-    def __len__(self) -> int:
-        return len(self.lengths)
 
     @property
     def fingerprint(self) -> str:
@@ -121,10 +114,6 @@ class SpeechBatcher(LengthBatcher[SpeechBatch]):
         frames = self.layout.round_up(self.lengths)
         symbols = np.minimum(self.symbols.lengths, frames).astype(np.int32)  # only frames have a budget
         return EpochLengths(symbols, frames)
-
-    def example_lengths(self, index: IndexArray) -> tuple[LengthArray, LengthArray]:
-        lengths = self.lengths[index]
-        return lengths, lengths
 
     def collate(self, index: Sequence[int] | IndexArray) -> SpeechBatch:
         indices = np.asarray(index, np.int64)

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 
 from jumok.batches.text import TextPairBatch, label_mask
-from jumok.batches.tokens import IGNORE, UNK
+from jumok.batches.tokens import UNK
 from jumok.data.batching.length_batching import (
     ConcatenatedSequences,
-    EpochLengths,
     IndexArray,
-    LengthArray,
     LengthBatcher,
     SequenceLayout,
+    convert_labels,
     fingerprint_arrays,
+    pad_labels,
 )
 from jumok.errors import InputError
 
@@ -56,28 +56,18 @@ class TextPairBatcher(LengthBatcher[TextPairBatch]):
                 f"there are {len(first_texts)} first texts, {len(second_texts)} second texts and "
                 f"{len(labels)} labels; expected the same number of each"
             )
-        super().__init__(SequenceLayout(max_tokens, fixed_shapes=fixed_shapes), seed=seed)
         self.sides = tuple(
             ConcatenatedSequences([text if len(text) else (UNK,) for text in texts], np.int32)
             for texts in (first_texts, second_texts)
         )
-        values = np.asarray(labels)
-        self.labels = values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
-
-    def __len__(self) -> int:
-        return len(self.labels)
+        layout = SequenceLayout(max_tokens, fixed_shapes=fixed_shapes)
+        super().__init__(layout, *(side.lengths for side in self.sides), seed=seed)
+        self.labels = convert_labels(labels)
 
     @property
     def fingerprint(self) -> str:
         """Identifies the texts and the labels."""
         return fingerprint_arrays(self.labels, *(x for side in self.sides for x in (side.lengths, side.ids)))
-
-    def epoch_lengths(self, epoch: int) -> EpochLengths:
-        return EpochLengths(*(self.layout.round_up(side.lengths) for side in self.sides))
-
-    def example_lengths(self, index: IndexArray) -> tuple[LengthArray, LengthArray]:
-        first, second = (side.lengths[index] for side in self.sides)
-        return first, second
 
     def collate(self, index: Sequence[int] | IndexArray) -> TextPairBatch:
         indices = np.asarray(index, np.int64)
@@ -88,9 +78,7 @@ class TextPairBatcher(LengthBatcher[TextPairBatch]):
             self.layout.arrange(ids, lengths, (num_rows, width))
             for (ids, lengths), width in zip(sides, widths, strict=True)
         )
-        padded = np.full(num_rows, np.nan if self.labels.dtype == np.float32 else IGNORE, self.labels.dtype)
-        padded[: len(indices)] = self.labels[indices]
-        labels = torch.from_numpy(padded)
+        labels = pad_labels(self.labels[indices], num_rows)
         return TextPairBatch(
             tokens=first,
             second_tokens=second,

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from jumok.batches.text import TextBatch
@@ -18,12 +17,12 @@ from jumok.batches.tokens import IGNORE
 from jumok.data.batching.length_batching import (
     KERNEL_BLOCK,
     ConcatenatedSequences,
-    EpochLengths,
     IndexArray,
-    LengthArray,
     LengthBatcher,
     SequenceLayout,
+    convert_labels,
     fingerprint_arrays,
+    pad_labels,
 )
 from jumok.errors import InputError
 
@@ -63,9 +62,10 @@ class TextBatcher(LengthBatcher[TextBatch]):
         if not texts:
             raise InputError("there are no examples to train on")
         filler_length = min(KERNEL_BLOCK, max_length)
-        super().__init__(SequenceLayout(max_tokens, packed, fixed_shapes, filler_length), seed=seed)
-        self.batch_type, self.unit = batch_type, batch_type.unit
         self.texts = ConcatenatedSequences([text.ids for text in texts], np.int64)
+        layout = SequenceLayout(max_tokens, packed, fixed_shapes, filler_length)
+        super().__init__(layout, self.texts.lengths, seed=seed)
+        self.batch_type, self.unit = batch_type, batch_type.unit
         self.segments = _concatenate([text.segments for text in texts])
         self.token_annotations: dict[str, NDArray[Any]] = {}
         self.text_annotations: dict[str, NDArray[Any]] = {}
@@ -74,25 +74,13 @@ class TextBatcher(LengthBatcher[TextBatch]):
             if isinstance(first, list):
                 self.token_annotations[name] = _concatenate(values)
             else:
-                dtype = np.float32 if isinstance(first, float) else np.int64
-                self.text_annotations[name] = np.array(values, dtype)
-
-    def __len__(self) -> int:
-        return len(self.texts.lengths)
+                self.text_annotations[name] = convert_labels(values)
 
     @property
     def fingerprint(self) -> str:
         """Identifies the texts and their annotations."""
         annotations = [*self.token_annotations.values(), *self.text_annotations.values()]
         return fingerprint_arrays(self.texts.lengths, self.texts.ids, self.segments, *annotations)
-
-    def epoch_lengths(self, epoch: int) -> EpochLengths:
-        lengths = self.layout.round_up(self.texts.lengths)
-        return EpochLengths(lengths, lengths)
-
-    def example_lengths(self, index: IndexArray) -> tuple[LengthArray, LengthArray]:
-        lengths = self.texts.lengths[index]
-        return lengths, lengths
 
     def collate(self, index: Sequence[int] | IndexArray) -> TextBatch:
         indices = np.asarray(index, np.int64)
@@ -104,10 +92,7 @@ class TextBatcher(LengthBatcher[TextBatch]):
             for name, values in self.token_annotations.items()
         }
         for name, values in self.text_annotations.items():
-            fill = np.nan if values.dtype == np.float32 else _pad_value(name)
-            padded = np.full(len(tokens.lengths), fill, values.dtype)
-            padded[: len(indices)] = values[indices]
-            fields[name] = torch.from_numpy(padded)
+            fields[name] = pad_labels(values[indices], len(tokens.lengths))
         if "answer_mask" in fields:
             fields["answer_mask"] = fields["answer_mask"].bool()
         labels = self.token_annotations.get("labels")

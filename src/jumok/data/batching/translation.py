@@ -8,11 +8,9 @@ import numpy as np
 
 from jumok.batches.tokens import BOS, EOS, IGNORE, Seq2SeqBatch
 from jumok.data.batching.length_batching import (
-    EpochLengths,
     FlatSequences,
     IndexArray,
     IntArray,
-    LengthArray,
     LengthBatcher,
     SequenceLayout,
     expand_ranges,
@@ -43,35 +41,23 @@ class TranslationBatcher(LengthBatcher[Seq2SeqBatch]):
     ) -> None:
         if max_tokens < 2:
             raise InputError(f"max_tokens={max_tokens}: a batch needs a budget of at least two tokens")
-        super().__init__(SequenceLayout(max_tokens, packed, fixed_shapes), seed=seed)
+        # In a batch, each sequence has a BOS or an EOS.
+        lengths = (side.lengths + np.int32(1) for side in (store.source, store.target))
+        super().__init__(SequenceLayout(max_tokens, packed, fixed_shapes), *lengths, seed=seed)
         self.store = store
-        # The lengths in a batch, where each sequence has a BOS or an EOS.
-        self.source_lengths: LengthArray = store.source.lengths + np.int32(1)
-        self.target_lengths: LengthArray = store.target.lengths + np.int32(1)
-
-    def __len__(self) -> int:
-        return len(self.store)
 
     @property
     def fingerprint(self) -> str:
         """Identifies the corpus and the tokenizers."""
         return self.store.fingerprint
 
-    def epoch_lengths(self, epoch: int) -> EpochLengths:
-        return EpochLengths(self.layout.round_up(self.source_lengths), self.layout.round_up(self.target_lengths))
-
-    def example_lengths(self, index: IndexArray) -> tuple[LengthArray, LengthArray]:
-        return self.source_lengths[index], self.target_lengths[index]
-
     def collate(self, index: Sequence[int] | IndexArray) -> Seq2SeqBatch:
         """Build the batch of these pairs: like ``Seq2SeqBatch.from_sequences``, but faster."""
         indices = np.asarray(index, np.int64)
         source_ids, target_ids = (_gather(side, indices) for side in (self.store.source, self.store.target))
         source, target, labels = _append_eos(*source_ids), _prepend_bos(*target_ids), _append_eos(*target_ids)
-        layout, (source_width, target_width) = (
-            self.layout,
-            (self.layout.width(x[1]) for x in (source, target)),
-        )
+        layout = self.layout
+        source_width, target_width = (layout.width(lengths) for _, lengths in (source, target))
         num_rows = layout.num_rows(len(indices), max(source_width, target_width))
         target_tokens = layout.arrange(*target, (num_rows, target_width), filler_id=BOS)
         return Seq2SeqBatch(
