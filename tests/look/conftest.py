@@ -1,7 +1,8 @@
-"""Pages that show a scene in a real browser, for the tests of the viewer."""
+"""Pages with a viewer in a real browser, for the tests of the viewer."""
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import re
 import sys
@@ -13,148 +14,199 @@ from typing import Any
 
 import pytest
 
-# The huge map is the bench's. Nothing else of that folder becomes importable.
+# The huge map is that of the benchmark. Nothing else of that folder becomes importable.
 _SPEC = importlib.util.spec_from_file_location("huge_map", Path(__file__).parents[2] / "bench" / "huge_map.py")
 assert _SPEC is not None and _SPEC.loader is not None  # noqa: PT018
 sys.modules["huge_map"] = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(sys.modules["huge_map"])
 
+# A model like that of anywidget. Buffers are views into larger buffers, as in a notebook.
+WIDGET_SCRIPT = """async ([source, manifest]) => {
+    const listeners = {}, values = { manifest };
+    const decode = (text) => new DataView(Uint8Array.from("xyz" + atob(text), (c) => c.charCodeAt(0)).buffer, 3);
+    const model = {
+        get: (name) => values[name],
+        on: (name, listener) => (listeners[name] = listener),
+        off: () => {},
+        send: async (content) => {
+            const [reply, buffers] = await window.sendToKernel(content);
+            listeners["msg:custom"](reply, buffers.map(decode));
+        },
+    };
+    window.changeManifest = (next) => { values.manifest = next; listeners["change:manifest"](); };
+    const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+    window.cleanup = module.default.render({ model, el: document.querySelector("#viewer") });
+}"""
 
-class Shown:
-    """A page of the viewer in the browser, and all that it complained of."""
+
+class ViewerPage:
+    """A page with a viewer in the browser, and all errors that the browser reports."""
 
     def __init__(self, page: Any) -> None:
         self.page = page
-        self.complaints: list[str] = []
-        page.on("console", lambda message: self._heard(message.text))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("dialog", lambda dialog: (self.complaints.append(f"dialog {dialog.message}"), dialog.dismiss()))
+        self.errors: list[str] = []
+        page.on("console", lambda message: self._handle_message(message.text))
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("dialog", lambda dialog: (self.errors.append(f"dialog {dialog.message}"), dialog.dismiss()))
 
-    def _heard(self, text: str) -> None:
-        if "willReadFrequently" not in text:  # it is the tests that read pixels back
-            self.complaints.append(text)
+    def _handle_message(self, text: str) -> None:
+        if "willReadFrequently" not in text:  # the tests read pixels back
+            self.errors.append(text)
 
-    def ready(self) -> Shown:
+    def open_widget(
+        self,
+        manifest: Any,
+        answer: Callable[[Any], tuple[Any, list[bytes]]],
+        script: str | None = None,
+        style: str | None = None,
+    ) -> ViewerPage:
+        """Open the viewer as a notebook does; ``answer`` is the kernel: it returns a reply and buffers."""
+        from jumok.look.viewer import assets
+
+        def send_to_kernel(_: Any, content: Any) -> Any:
+            reply, buffers = answer(content)
+            return [reply, [base64.b64encode(data).decode() for data in buffers]]
+
+        self.page.expose_binding("sendToKernel", send_to_kernel)
+        self.page.set_content('<body data-jp-theme-light="true"><div id="viewer" style="width: 900px"></div></body>')
+        self.page.add_style_tag(content=style or assets.build_style_sheet())
+        self.page.evaluate(WIDGET_SCRIPT, [script or assets.build_script(), manifest])
+        return self.wait_until_ready()
+
+    def wait_until_ready(self) -> ViewerPage:
         self.page.wait_for_selector(".jumok")
-        self.rest()
+        self.wait_until_idle()
         return self
 
-    def rest(self) -> None:
-        """Wait until nothing is asked for and all is drawn."""
+    def wait_until_idle(self) -> None:
+        """Wait until no request is pending and everything is painted."""
         self.page.wait_for_function(
             """() => { const { store, maps } = document.querySelector("#viewer").jumok;
                 return !store.inFlight.size && !store.pending.size && maps.every((m) => !m.waiting); }"""
         )
 
-    def until(self, holds: Callable[[], bool]) -> None:
-        """Wait for it: what is drawn comes a frame or two after it is known, later on a busy machine."""
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition: painting takes a frame or two, more on a busy machine."""
         for _ in range(200):
-            if holds():
+            if condition():
                 return
             self.page.wait_for_timeout(50)
-        raise AssertionError("it did not come to hold within 10 seconds")
+        raise AssertionError("the condition was not met within 10 seconds")
 
-    def ask(self, script: str, *given: Any) -> Any:
-        """Of the viewer: `v` is the viewer, `map` its first map."""
-        start = 'const v = document.querySelector("#viewer").jumok, map = v.maps[0];'
-        return self.page.evaluate(f"(given) => {{ {start} return ({script}); }}", list(given))
+    def evaluate(self, script: str, *args: Any) -> Any:
+        """Evaluate an expression in the page: `v` is the viewer, `map` its first map."""
+        constants = 'const v = document.querySelector("#viewer").jumok, map = v.maps[0];'
+        return self.page.evaluate(f"(args) => {{ {constants} return ({script}); }}", list(args))
 
-    def cell(self, row: int, col: int, number: int = 0) -> tuple[float, float]:
-        """Where the middle of a cell is on the page."""
-        script = """(() => { const m = v.maps[given[2]], p = m.plot(), b = m.canvas.getBoundingClientRect();
-            return [b.left + p.x + (given[1] + 0.5 - m.view.x) * m.view.sx,
-                    b.top + p.y + (given[0] + 0.5 - m.view.y) * m.view.sy]; })()"""
-        x, y = self.ask(script, row, col, number)
+    def locate_cell(self, row: int, col: int, map_index: int = 0) -> tuple[float, float]:
+        """Return the centre of a cell on the page."""
+        script = """(() => { const m = v.maps[args[2]], p = m.plot(), b = m.canvas.getBoundingClientRect();
+            return [b.left + p.x + (args[1] + 0.5 - m.view.x) * m.view.sx,
+                    b.top + p.y + (args[0] + 0.5 - m.view.y) * m.view.sy]; })()"""
+        x, y = self.evaluate(script, row, col, map_index)
         return x, y
 
-    def hover(self, row: int, col: int) -> str:
-        self.page.mouse.move(*self.cell(row, col))
+    def hover_cell(self, row: int, col: int) -> str:
+        """Hover a cell. Returns the tooltip."""
+        self.page.mouse.move(*self.locate_cell(row, col))
         self.page.wait_for_selector(".jm-tooltip:not([hidden])")
         return str(self.page.inner_text(".jm-tooltip"))
 
-    def click(self, row: int, col: int) -> None:
-        self.page.mouse.click(*self.cell(row, col))
+    def click_cell(self, row: int, col: int) -> None:
+        self.page.mouse.click(*self.locate_cell(row, col))
 
-    def colour(self, row: int, col: int, number: int = 0) -> list[int]:
-        """Of a cell, near its upper left corner, where nothing is written."""
-        self.rest()
-        script = """(() => { const m = v.maps[given[2]], p = m.plot(), d = devicePixelRatio;
-            const x = Math.round((p.x + (given[1] + 0.25 - m.view.x) * m.view.sx) * d);
-            const y = Math.round((p.y + (given[0] + 0.25 - m.view.y) * m.view.sy) * d);
+    def get_cell_colour(self, row: int, col: int, map_index: int = 0) -> list[int]:
+        """Return the colour of a cell near its upper left corner, where no text is."""
+        self.wait_until_idle()
+        script = """(() => { const m = v.maps[args[2]], p = m.plot(), d = devicePixelRatio;
+            const x = Math.round((p.x + (args[1] + 0.25 - m.view.x) * m.view.sx) * d);
+            const y = Math.round((p.y + (args[0] + 0.25 - m.view.y) * m.view.sy) * d);
             return [...m.canvas.getContext("2d").getImageData(x, y, 1, 1).data]; })()"""
-        return list(self.ask(script, row, col, number))[:3]
+        return list(self.evaluate(script, row, col, map_index))[:3]
 
-    def text(self, selector: str) -> list[str]:
+    def get_darkness(self, selector: str) -> int:
+        """Return how dark the background of an element is; 0 if it is transparent."""
+        colour = self.page.locator(selector).evaluate("e => getComputedStyle(e).backgroundColor")
+        red, green, blue, *alpha = (float(part) for part in colour[colour.index("(") + 1 : -1].split(","))
+        return 0 if alpha == [0.0] else round(765 - red - green - blue)
+
+    def get_texts(self, selector: str) -> list[str]:
         return list(self.page.locator(selector).all_text_contents())
 
     def press(self, *keys: str) -> None:
         for key in keys:
             self.page.keyboard.press(key)
 
+    def find_unnamed_controls(self) -> list[str]:
+        """Return the visible controls without an accessible name."""
+        script = """[...document.querySelectorAll("button, select, input, img, [role=img], [tabindex='0']")]
+            .filter((e) => e.checkVisibility() && !e.closest(".jm-sentence"))
+            .filter((e) => !(e.getAttribute("aria-label") || e.alt || e.textContent.trim() || e.closest("label")))
+            .map((e) => e.outerHTML)"""
+        return list(self.page.evaluate(script))
+
 
 @pytest.fixture
-def new_page(browser: Any) -> Iterator[Callable[..., Shown]]:
-    """A new window; at the end it must have nothing to complain of."""
-    opened: list[tuple[Any, Shown]] = []
+def new_page(browser: Any) -> Iterator[Callable[..., ViewerPage]]:
+    """Open a new window. At the end of the test, it must have reported no errors."""
+    opened: list[tuple[Any, ViewerPage]] = []
 
-    def open_one(**options: Any) -> Shown:
+    def open_window(**options: Any) -> ViewerPage:
         context = browser.new_context(**{"viewport": {"width": 1000, "height": 700}, **options})
         context.set_default_timeout(15_000)
-        shown = Shown(context.new_page())
-        opened.append((context, shown))
-        return shown
+        viewer = ViewerPage(context.new_page())
+        opened.append((context, viewer))
+        return viewer
 
-    yield open_one
-    for context, shown in opened:
+    yield open_window
+    for context, viewer in opened:
         context.close()
-        assert shown.complaints == []
+        assert viewer.errors == []
 
 
 @pytest.fixture
-def served(new_page: Callable[..., Shown]) -> Iterator[Callable[..., Shown]]:
-    """A scene on a page with a server behind it."""
+def open_served(new_page: Callable[..., ViewerPage]) -> Iterator[Callable[..., ViewerPage]]:
+    """Open viewer data on a page with a server."""
     import uvicorn
 
     from jumok.look.viewer.page import build_app
 
     running: list[tuple[uvicorn.Server, threading.Thread, Any]] = []
 
-    def show(scenes: Any, *, before: Callable[[Any], None] | None = None, **options: Any) -> Shown:
-        config = uvicorn.Config(
-            build_app(scenes, can_resynthesize=True), port=0, log_level="error", lifespan="off", ws="none"
-        )
-        server = uvicorn.Server(config)
+    def open_page(data: Any, *, before: Callable[[Any], None] | None = None, **options: Any) -> ViewerPage:
+        app = build_app(data, can_resynthesize=True)
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off", ws="none"))
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
-        shown = new_page(**options)
-        running.append((server, thread, shown.page))
+        viewer = new_page(**options)
+        running.append((server, thread, viewer.page))
         while not server.started:
             time.sleep(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
         if before is not None:
-            before(shown.page)
-        shown.page.goto(f"http://127.0.0.1:{port}/")
-        return shown.ready()
+            before(viewer.page)
+        viewer.page.goto(f"http://127.0.0.1:{port}/")
+        return viewer.wait_until_ready()
 
-    yield show
+    yield open_page
     for server, thread, page in running:
-        page.close()  # first, or it would miss its server
+        page.close()  # first, because it would miss its server
         server.should_exit = True
         server.force_exit = True
         thread.join(10)
 
 
 @pytest.fixture
-def saved(new_page: Callable[..., Shown], tmp_path: Path) -> Callable[..., Shown]:
-    """A scene in a file, opened with no network at all."""
+def open_saved(new_page: Callable[..., ViewerPage], tmp_path: Path) -> Callable[..., ViewerPage]:
+    """Open viewer data from a saved file, without any network."""
     from jumok.look.viewer.html_file import save_html
 
-    def show(scenes: Any, *, heads: Any = None, detail: int = 1024, **options: Any) -> Shown:
-        path = save_html(scenes, tmp_path / "map.html", heads=heads, detail=detail)
-        shown = new_page(offline=True, **options)
+    def open_page(data: Any, *, heads: Any = None, detail: int = 1024, **options: Any) -> ViewerPage:
+        path = save_html(data, tmp_path / "map.html", heads=heads, detail=detail)
+        viewer = new_page(offline=True, **options)
         outside = re.compile(r"^(?!file:|data:|blob:)")
-        shown.page.route(outside, lambda route: (shown.complaints.append(route.request.url), route.abort()))
-        shown.page.goto(path.as_uri())
-        return shown.ready()
+        viewer.page.route(outside, lambda route: (viewer.errors.append(route.request.url), route.abort()))
+        viewer.page.goto(path.as_uri())
+        return viewer.wait_until_ready()
 
-    return show
+    return open_page

@@ -1,4 +1,4 @@
-"""Captions with known attention: the built-in drawings, each word looking at the box of what it tells of."""
+"""Captions with known attention: built-in drawings, in which each word attends to the box of its object."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from jumok.metrics.pointing_game import Box
 Grid = tuple[int, int]
 
 
-def peaked(boxes: tuple[Box | None, ...], size: Grid, grid: Grid) -> np.ndarray:
-    """Weights ``(words, places)``, strongest in the middle of a word's box; without a box, all alike."""
+def build_box_weights(boxes: tuple[Box | None, ...], size: Grid, grid: Grid) -> np.ndarray:
+    """Return weights ``(words, patches)`` with a peak in the middle of a word's box; uniform without a box."""
     y, x = ((np.arange(cells) + 0.5) * length / cells for cells, length in zip(grid, size, strict=True))
     words = []
     for box in boxes:
@@ -26,28 +26,30 @@ def peaked(boxes: tuple[Box | None, ...], size: Grid, grid: Grid) -> np.ndarray:
     return np.asarray(words, np.float32)
 
 
-def drawing(
-    number: int = 0, *, language: scenes.Language = "en", grid: Grid = (7, 8), heads: int = 1, layers: int = 1
+def build_drawing_data(
+    number: int = 0, *, language: scenes.Language = "en", grid: Grid = (7, 8), num_heads: int = 1, num_layers: int = 1
 ) -> ViewerData:
-    """A caption of one of the built-in drawings. Of several heads only the first looks at what is told."""
-    drawn = scenes.draw_scene(5, number, language)
-    weights = peaked(drawn.boxes, (scenes.IMAGE_SIZE, scenes.IMAGE_SIZE), grid)
-    even = np.full_like(weights, 1 / weights.shape[1])
-    names = ["decoder"] if layers == 1 else [f"decoder.{n}.source_attention" for n in range(layers)]
+    """Return the caption of a built-in drawing. Only the first head attends to objects; the others are uniform."""
+    drawing = scenes.draw_scene(5, number, language)
+    weights = build_box_weights(drawing.boxes, (scenes.IMAGE_SIZE, scenes.IMAGE_SIZE), grid)
+    uniform = np.full_like(weights, 1 / weights.shape[1])
+    names = ["decoder"] if num_layers == 1 else [f"decoder.{n}.source_attention" for n in range(num_layers)]
     return ViewerData.from_weights(
-        {name: np.stack([weights] + [even] * (heads - 1)) for name in names},
-        row_labels=drawn.caption.split(),
-        title=drawn.caption,
-        image=AttendedImage.from_pixels(drawn.pixels, grid),
+        {name: np.stack([weights] + [uniform] * (num_heads - 1)) for name in names},
+        row_labels=drawing.caption.split(),
+        title=drawing.caption,
+        image=AttendedImage.from_pixels(drawing.pixels, grid),
     )
 
 
-def corners(words: tuple[str, ...] = ("right", "left"), part: ImageRegion = WHOLE_IMAGE) -> ViewerData:
-    """A grid of 2 × 3 over plain grey. The first word looks at the upper right, the second at the lower left
-    and a bit at the upper right, others nowhere in particular."""
+def build_corner_data(words: tuple[str, ...] = ("right", "left"), region: ImageRegion = WHOLE_IMAGE) -> ViewerData:
+    """Return a grid of 2 × 3 over a grey image.
+
+    The first word attends to the upper right, the second to the lower left and slightly to the upper right, and
+    others are uniform.
+    """
     weights = np.full((len(words), 6), 1 / 6, np.float32)
     weights[0] = [0, 0, 1, 0, 0, 0]
     weights[1:2] = [0, 0, 0.25, 0.75, 0, 0]
-    grey = np.full((200, 300, 3), 128, np.uint8)
-    picture = AttendedImage.from_pixels(grey, (2, 3), region=part)
-    return ViewerData.from_weights({"decoder": weights}, row_labels=words, image=picture, title="Corners")
+    image = AttendedImage.from_pixels(np.full((200, 300, 3), 128, np.uint8), (2, 3), region=region)
+    return ViewerData.from_weights({"decoder": weights}, row_labels=words, image=image, title="Corners")

@@ -101,7 +101,7 @@ PAGE_TEMPLATE = """<!doctype html>
 <link rel="stylesheet" href="{base}/page.css">
 <body data-base="{base}">
 <header class="pg-head">
-<h1>jumok <span class="pg-soft" lang="ko">주목</span></h1>
+<h1>jumok <span class="pg-muted" lang="ko">주목</span></h1>
 <a href="{base}/openapi.json">API</a>
 </header>
 <main id="page"></main>

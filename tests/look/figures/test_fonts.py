@@ -1,4 +1,4 @@
-"""Every character has a font, or somebody is told."""
+"""Tests of the choice of fonts."""
 
 from __future__ import annotations
 
@@ -19,50 +19,50 @@ korean = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def _nothing_told_yet():
+def clear_warnings():
     fonts._warn_missing_glyphs.cache_clear()
     yield
     fonts._warn_missing_glyphs.cache_clear()
 
 
 @pytest.fixture
-def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with matplotlib's own fonts only."""
+def only_default_fonts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the fonts of matplotlib are installed."""
     monkeypatch.setattr(fonts, "_load_packaged_font", lambda: None)
     monkeypatch.setattr(fonts, "_list_installed", lambda: ["DejaVu Sans", "STIXGeneral", "cmr10"])
 
 
-def drawn(names: list[str], text: str) -> bool:
-    """Whether the fonts that matplotlib takes by these names have all characters."""
+def covers_text(names: list[str], text: str) -> bool:
+    """Return whether the fonts that matplotlib finds by these names have all characters."""
     paths = [font_manager.findfont(name, fallback_to_default=False) for name in names]
     known = {chr(code) for path in paths for code in font_manager.get_font(path).get_charmap()}
     return set(text) <= known
 
 
-def test_latin_needs_nothing_else() -> None:
+def test_default_font_covers_latin() -> None:
     assert find_font_families(["Größe", "naïve café, œuvre", "Ελλάδα", "Москва", "→ ␣ ▁"]) == ["DejaVu Sans"]
     assert find_font_families([]) == find_font_families([""]) == find_font_families(["\n\t \u200b"]) == ["DejaVu Sans"]
 
 
 @korean
-def test_hangul_is_drawn_and_no_setting_changes() -> None:
+def test_hangul_is_covered_without_changing_settings() -> None:
     before = dict(matplotlib.rcParams)
     text = "주목은한국어로뷁힣ㄱㅏ"
     names = find_font_families([text, "attention"])
     assert names[0] == "DejaVu Sans"
     assert len(names) == 2
-    assert drawn(names, text)
+    assert covers_text(names, text)
     assert dict(matplotlib.rcParams) == before
-    assert fonts.FONT_PACKAGE not in sys.modules  # its import would have changed them
+    assert fonts.FONT_PACKAGE not in sys.modules  # its import would change them
 
 
 @korean
-def test_the_carried_font_is_found_on_a_machine_without_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packaged_font_is_used_if_no_other_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fonts, "_list_installed", lambda: ["DejaVu Sans"])
     assert find_font_families(["예문"]) == ["DejaVu Sans", "NanumGothic"]
 
 
-def test_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_font_package(monkeypatch: pytest.MonkeyPatch) -> None:
     fonts._load_packaged_font.cache_clear()
     for name in ("no_such_package_at_all", "json", "no_such.thing"):
         monkeypatch.setattr(fonts, "FONT_PACKAGE", name)
@@ -70,8 +70,8 @@ def test_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         fonts._load_packaged_font.cache_clear()
 
 
-@pytest.mark.usefixtures("bare")
-def test_what_no_font_draws_is_told_once_with_the_remedy() -> None:
+@pytest.mark.usefixtures("only_default_fonts")
+def test_missing_glyphs_are_reported_once_with_a_remedy() -> None:
     with pytest.warns(UserWarning, match=r"no installed font has '문예'.*pip install koreanize-matplotlib"):
         assert find_font_families(["예문", "ok"]) == ["DejaVu Sans"]
     with warnings.catch_warnings():
@@ -81,28 +81,28 @@ def test_what_no_font_draws_is_told_once_with_the_remedy() -> None:
         find_font_families(["漢"])
 
 
-@pytest.mark.usefixtures("bare")
-def test_a_long_list_is_cut() -> None:
+@pytest.mark.usefixtures("only_default_fonts")
+def test_long_list_of_missing_glyphs_is_truncated() -> None:
     with pytest.warns(UserWarning, match=r"'.{20}…'"):
         find_font_families(["".join(map(chr, range(0xAC00, 0xAC60)))])
 
 
-def test_any_font_is_better_than_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_installed_fonts_are_used_last(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"DejaVu Sans": "ab", "Noto Sans KR": "주목", "Aaa": "주목漢", "Zzz": "漢"}
     monkeypatch.setattr(fonts, "_load_packaged_font", lambda: None)
     monkeypatch.setattr(fonts, "_list_installed", lambda: sorted(known))
     monkeypatch.setattr(fonts, "_load_characters", lambda name: frozenset(known[name]))
-    assert find_font_families(["a주"]) == ["DejaVu Sans", "Noto Sans KR"]  # a good one before any other
+    assert find_font_families(["a주"]) == ["DejaVu Sans", "Noto Sans KR"]  # preferred fonts come first
     assert find_font_families(["목漢"]) == ["DejaVu Sans", "Noto Sans KR", "Aaa"]
 
 
-def test_a_broken_font_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(path: str):
+def test_broken_font_has_no_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: str):
         raise RuntimeError
 
-    monkeypatch.setattr(font_manager, "get_font", broken)
+    monkeypatch.setattr(font_manager, "get_font", fail)
     assert fonts._load_characters.__wrapped__("DejaVu Sans") == frozenset()
 
 
-def test_the_font_of_last_resort_does_not_count() -> None:
+def test_last_resort_font_is_ignored() -> None:
     assert not any("Last Resort" in name for name in fonts._list_installed())

@@ -1,4 +1,4 @@
-"""Speech as a figure: the spectrogram, the alignment under it, the style tokens beside them."""
+"""Tests of speech as a figure."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from jumok.look.viewer.synthesized_speech import StyleTokenWeights, SynthesizedS
 from jumok.look.viewer.viewer_data import ArrayWeightSource, ViewerData, ViewerLayer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from example_speech import KOREAN, TOKENS, diagonal, letters, said
+from example_speech import KOREAN, TOKENS, build_diagonal, build_speech_data, split_symbols
 
 pytestmark = pytest.mark.filterwarnings("ignore:no installed font has")  # where no Korean font is installed
 
 
-def drawn(scene: ViewerData) -> Figure:
-    layer = scene.layers[0]
-    assert scene.speech is not None
+def build_figure(data: ViewerData) -> Figure:
+    layer = data.layers[0]
+    assert data.speech is not None
     weights = layer.compute_weights(0)
-    return SpeechFigure(scene.speech, layer.col_texts, weights, scene.style, title=scene.title).build()
+    return SpeechFigure(data.speech, layer.col_texts, weights, data.style, title=data.title).build()
 
 
-def test_one_time_for_the_spectrogram_and_the_alignment() -> None:
-    below, above, *_ = drawn(said(KOREAN)).axes
+def test_spectrogram_and_alignment_share_the_time_axis() -> None:
+    below, above, *_ = build_figure(build_speech_data(KOREAN)).axes
     assert above.get_xlim() == below.get_xlim() == pytest.approx((0, 53 * 2 * 0.0125))
     assert above.images[0].get_extent()[1] == pytest.approx(105 * 0.0125)  # the last step has a frame less
     assert above.get_position().y0 > below.get_position().y1
@@ -39,19 +39,19 @@ def test_one_time_for_the_spectrogram_and_the_alignment() -> None:
     assert mel[:, 10].argmax() < mel[:, 60].argmax()  # the tone rises
     cells = np.asarray(below.images[0].get_array())
     assert (np.diff(cells.argmax(0)) >= 0).all()
-    assert below.images[0].origin == "lower"  # and the text too
+    assert below.images[0].origin == "lower"  # the text goes upwards too
     assert below.get_xlabel() == "seconds\ndiagonality 1.00, 0 skipped"
 
 
-def test_jamo_are_written_as_letters_and_blanks_are_seen() -> None:
-    below = drawn(said(KOREAN)).axes[0]
+def test_jamo_and_blanks_are_readable() -> None:
+    below = build_figure(build_speech_data(KOREAN)).axes[0]
     assert "".join(label.get_text() for label in below.get_yticklabels()) == "ㅇㅏㄴㄴㅕㅇㅎㅏㅅㅔㅇㅛ"
-    below = drawn(said("삶 a\u115f", sound=False)).axes[0]
+    below = build_figure(build_speech_data("삶 a\u115f", has_audio=False)).axes[0]
     assert [label.get_text() for label in below.get_yticklabels()] == ["ㅅ", "ㅏ", "ㄻ", "␣", "a", "\u115f"]
 
 
-def test_tokens_are_bars_by_head_from_the_top_down() -> None:
-    *_, tokens = drawn(said()).axes
+def test_style_tokens_are_bars_by_head() -> None:
+    *_, tokens = build_figure(build_speech_data()).axes
     assert [label.get_text() for label in tokens.get_yticklabels()] == list(TOKENS)
     assert [bar.get_width() for bar in tokens.patches] == pytest.approx(
         [0.1, 0.2, 0.065, 0.5, 0.135, 0.3, 0.1, 0.3, 0.2, 0.1]
@@ -61,10 +61,10 @@ def test_tokens_are_bars_by_head_from_the_top_down() -> None:
     assert tokens.get_title(loc="left") == "Style tokens, 2 heads"
 
 
-def test_a_long_text_leaves_symbols_out_rather_than_write_them_over_each_other() -> None:
+def test_symbols_of_a_long_text_do_not_overlap() -> None:
     symbols = list("abcdefghij" * 20)
     speech = SynthesizedSpeech(np.random.default_rng(0).random((500, 8)))
-    figure = SpeechFigure(speech, symbols, diagonal(500, 200)).build()
+    figure = SpeechFigure(speech, symbols, build_diagonal(500, 200)).build()
     figure.draw_without_rendering()
     labels = figure.axes[0].get_yticklabels()
     assert 40 < len(labels) < 100
@@ -74,8 +74,8 @@ def test_a_long_text_leaves_symbols_out_rather_than_write_them_over_each_other()
 
 
 @pytest.mark.parametrize("kind", [".png", ".svg", ".pdf"])
-def test_a_scene_of_speech_is_written_as_that(tmp_path: Path, kind: str) -> None:
-    path = view_writer.save_view(said(KOREAN), tmp_path / f"said{kind}")
+def test_speech_is_saved_in_every_format(tmp_path: Path, kind: str) -> None:
+    path = view_writer.save_view(build_speech_data(KOREAN), tmp_path / f"speech{kind}")
     data = path.read_bytes()
     assert data.startswith({".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[kind])
     if kind == ".png":
@@ -84,18 +84,20 @@ def test_a_scene_of_speech_is_written_as_that(tmp_path: Path, kind: str) -> None
         assert pixels[..., :3].std() > 0.1
 
 
-def test_the_layer_that_speaks_is_drawn_unless_another_is_asked_for(tmp_path: Path) -> None:
-    scene = said("ab")
-    inner = ViewerLayer("encoder", "self", (2, 2), (0,), ArrayWeightSource(np.eye(2)), letters("ab"), letters("ab"))
-    both = ViewerData((*scene.layers, inner), speech=scene.speech, style=scene.style)
-    spoken = view_writer.save_view(both, tmp_path / "spoken.png")
-    other = view_writer.save_view(both, tmp_path / "other.png", "encoder")
-    assert imread(spoken).shape != imread(other).shape
-    again = view_writer.save_view(scene, tmp_path / "again.png")
-    assert abs(imread(spoken).shape[1] - imread(again).shape[1]) < 10
+def test_speech_layer_is_drawn_by_default(tmp_path: Path) -> None:
+    data = build_speech_data("ab")
+    inner = ViewerLayer(
+        "encoder", "self", (2, 2), (0,), ArrayWeightSource(np.eye(2)), split_symbols("ab"), split_symbols("ab")
+    )
+    both = ViewerData((*data.layers, inner), speech=data.speech, style=data.style)
+    default = view_writer.save_view(both, tmp_path / "default.png")
+    selected = view_writer.save_view(both, tmp_path / "other.png", "encoder")
+    assert imread(default).shape != imread(selected).shape
+    single = view_writer.save_view(data, tmp_path / "single.png")
+    assert abs(imread(default).shape[1] - imread(single).shape[1]) < 10
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_sizes_are_rejected() -> None:
     speech = SynthesizedSpeech(np.ones((9, 3)), frames_per_step=2)
     with pytest.raises(InputError, match=r"\(4, 5\) came with 9 frames, 2 a step, and 5.*expected \(5, 5\)"):
         SpeechFigure(speech, list("abcde"), np.ones((4, 5)))
@@ -105,7 +107,7 @@ def test_what_does_not_fit_is_refused() -> None:
         SpeechFigure(speech, list("ab"), np.full((5, 2), np.nan))
 
 
-def test_less_than_none_of_a_token_goes_to_the_left() -> None:
+def test_negative_style_weights_are_build_figure() -> None:
     style = StyleTokenWeights(("slow", "high"), np.array([[-0.5, 1.0]]))
     figure = SpeechFigure(SynthesizedSpeech(np.ones((4, 3))), ["a"], np.ones((4, 1)), style).build()
     slow, high = figure.axes[-1].patches

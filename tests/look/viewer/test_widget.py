@@ -1,8 +1,7 @@
-"""The viewer in a notebook: asked by messages, in a real kernel, and shown by a real browser."""
+"""Tests of the viewer in a notebook: messages, a real kernel, a real browser."""
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,78 +17,68 @@ from jumok.look.viewer.tiles import unpack
 from jumok.look.viewer.viewer_data import ViewerData
 from jumok.look.viewer.widget import ViewerWidget
 
-CELLS = np.random.default_rng(0).random((2, 3, 5), np.float32)
-ASK = {
-    "layer": 0,
-    "head": 1,
-    "rows": [0, 3],
-    "cols": [0, 5],
-    "size": 256,
-    "quantity": "pooled_map",
-    "data": 0,
-}
+WEIGHTS = np.random.default_rng(0).random((2, 3, 5), np.float32)
+REQUEST = {"layer": 0, "head": 1, "rows": [0, 3], "cols": [0, 5], "size": 256, "quantity": "pooled_map", "data": 0}
 
 
-def viewer(monkeypatch: pytest.MonkeyPatch) -> tuple[ViewerWidget, list[tuple[Any, Any]]]:
-    sent: list[tuple[Any, Any]] = []
-    monkeypatch.setattr(ViewerWidget, "send", lambda self, content, buffers=None: sent.append((content, buffers)))
+def build_widget(monkeypatch: pytest.MonkeyPatch) -> tuple[ViewerWidget, list[tuple[Any, Any]]]:
+    messages: list[tuple[Any, Any]] = []
+    monkeypatch.setattr(ViewerWidget, "send", lambda self, content, buffers=None: messages.append((content, buffers)))
     return ViewerWidget(
-        ViewerData.from_weights({"decoder": CELLS}, row_labels=list("abc"), col_labels=list("vwxyz"))
-    ), sent
+        ViewerData.from_weights({"decoder": WEIGHTS}, row_labels=list("abc"), col_labels=list("vwxyz"))
+    ), messages
 
 
-def test_a_message_is_answered_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    widget, sent = viewer(monkeypatch)
-    widget._handle_custom_msg({"id": "7.5", "request": ASK}, [])
-    ((content, buffers),) = sent
+def test_message_is_answered_with_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    widget, messages = build_widget(monkeypatch)
+    widget._handle_custom_msg({"id": "7.5", "request": REQUEST}, [])
+    ((content, buffers),) = messages
     assert content == {"id": "7.5"}
-    assert np.allclose(unpack(buffers[0]), CELLS[1], rtol=1e-3)
+    assert np.allclose(unpack(buffers[0]), WEIGHTS[1], rtol=1e-3)
 
 
-def test_a_bad_message_is_answered_with_its_fault_and_others_are_left_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    widget, sent = viewer(monkeypatch)
-    widget._handle_custom_msg({"id": "1", "request": {**ASK, "layer": 4}}, [])
-    assert sent == [({"id": "1", "error": "layer=4 came; there are 1: 0 to 0"}, None)]
+def test_invalid_messages_get_an_error_or_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    widget, messages = build_widget(monkeypatch)
+    widget._handle_custom_msg({"id": "1", "request": {**REQUEST, "layer": 4}}, [])
+    assert messages == [({"id": "1", "error": "layer=4 came; there are 1: 0 to 0"}, None)]
     for message in ("text", {"id": "2"}, {"id": "3", "request": 5}, None):
         widget._handle_custom_msg(message, [])
-    assert len(sent) == 1
+    assert len(messages) == 1
 
 
-def test_it_is_one_module_that_exports_render() -> None:
+def test_script_is_one_module_that_exports_render() -> None:
     script = assets.build_script()
     assert script.count("export ") == 1
     assert script.rstrip().endswith("export default { render };")
     assert "import {" not in script
 
 
-# ------------------------------------------------------------------------------- a real kernel
+# ---------------------------------------------------------------- kernel
 
 
 class Kernel:
-    """A Jupyter kernel, and the front end's end of a widget's comm."""
+    """A Jupyter kernel with the comm of a widget."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
         self.comm = ""
         self.state: dict[str, Any] = {}
 
-    def run(self, code: str) -> list[dict[str, Any]]:
-        """What a cell shows."""
+    def run_cell(self, code: str) -> list[dict[str, Any]]:
+        """Run a cell. Returns its outputs."""
         number = self.client.execute(code)
-        shown = []
+        outputs = []
         for message in self._until_idle(number):
             assert message["msg_type"] != "error", "\n".join(message["content"].get("traceback", []))
             if message["msg_type"] == "comm_open" and "_esm" in message["content"]["data"].get("state", {}):
                 self.comm = message["content"]["comm_id"]
                 self.state = message["content"]["data"]["state"]
             if message["msg_type"] in ("display_data", "execute_result"):
-                shown.append(message["content"]["data"])
-        return shown
+                outputs.append(message["content"]["data"])
+        return outputs
 
-    def ask(self, content: Any) -> tuple[Any, list[bytes]]:
-        """A custom message to the widget, and its answer."""
+    def send_message(self, content: Any) -> tuple[Any, list[bytes]]:
+        """Send a custom message to the widget. Returns its reply and buffers."""
         data = {"comm_id": self.comm, "data": {"method": "custom", "content": content}}
         message = self.client.session.msg("comm_msg", data)
         self.client.shell_channel.send(message)
@@ -130,7 +119,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Kernel]:
         running.context.destroy(linger=0)
 
 
-CELL = """
+CODE = """
 import numpy as np
 from jumok.look.viewer.viewer_data import ViewerData
 from jumok.look.viewer.widget import ViewerWidget
@@ -141,53 +130,24 @@ ViewerWidget(ViewerData.from_weights({"decoder": weights}, row_labels=rows, col_
 """
 
 
-def test_it_runs_in_a_real_kernel_and_a_real_browser_shows_it(kernel: Kernel, new_page: Callable[..., Any]) -> None:
-    (shown,) = kernel.run(CELL)
-    assert "application/vnd.jupyter.widget-view+json" in shown
+def test_widget_in_a_kernel_and_a_browser(kernel: Kernel, new_page: Callable[..., Any]) -> None:
+    (output,) = kernel.run_cell(CODE)
+    assert "application/vnd.jupyter.widget-view+json" in output
     assert kernel.state["manifest"]["data"][0]["layers"][0]["shape"] == [3, 5]
-    answer, buffers = kernel.ask({"id": "1", "request": ASK})
+    answer, buffers = kernel.send_message({"id": "1", "request": REQUEST})
     assert answer == {"id": "1"}
     assert unpack(buffers[0])[1].argmax() == 3
 
-    # The module and the style that the kernel sent, with a model like anywidget's, over the kernel's comm.
-    window = new_page()
-    page = window.page
-
-    def to_kernel(_: Any, content: Any) -> Any:
-        answer, buffers = kernel.ask(content)
-        return [answer, [base64.b64encode(data).decode() for data in buffers]]
-
-    page.expose_binding("toKernel", to_kernel)
-    page.set_content('<body data-jp-theme-light="true"><div id="viewer" style="width: 900px"></div></body>')
-    page.add_style_tag(content=kernel.state["_css"])
-    page.evaluate(
-        """async ([source, manifest]) => {
-            const heard = [];
-            const model = {
-                get: (name) => ({ manifest })[name],
-                on: (name, f) => name === "msg:custom" && heard.push(f),
-                off: () => {},
-                send: async (content) => {
-                    const [answer, parts] = await window.toKernel(content);
-                    const views = parts.map((text) => {  // as in a notebook: views into a larger buffer
-                        const bytes = Uint8Array.from("xyz" + atob(text), (c) => c.charCodeAt(0));
-                        return new DataView(bytes.buffer, 3);
-                    });
-                    heard.forEach((f) => f(answer, views));
-                },
-            };
-            const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
-            window.cleanup = module.default.render({ model, el: document.querySelector("#viewer") });
-        }""",
-        [kernel.state["_esm"], kernel.state["manifest"]],
-    )
-    window.ready()
-    assert window.hover(1, 3).split() == ["예문이다", "→", "example", "0.8"]
-    window.click(1, 3)
+    # The script and the style that the kernel messages, with a model like that of anywidget.
+    state = kernel.state
+    viewer = new_page().open_widget(state["manifest"], kernel.send_message, state["_esm"], state["_css"])
+    page = viewer.page
+    assert viewer.hover_cell(1, 3).split() == ["예문이다", "→", "example", "0.8"]
+    viewer.click_cell(1, 3)
     page.wait_for_selector(".jm-rank li")
-    assert window.text(".jm-rank .jm-key")[0] == "example"
-    assert window.ask("v.layout.root.dataset.theme") == "light"
-    page.evaluate("document.body.dataset.jpThemeLight = 'false'")  # the notebook turns dark
+    assert viewer.get_texts(".jm-rank .jm-key")[0] == "example"
+    assert viewer.evaluate("v.layout.root.dataset.theme") == "light"
+    page.evaluate("document.body.dataset.jpThemeLight = 'false'")  # the theme of the notebook changes
     page.wait_for_selector(".jumok[data-theme=dark]")
     page.evaluate("window.cleanup()")
     assert page.locator("#viewer *").count() == 0

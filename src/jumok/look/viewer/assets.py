@@ -12,10 +12,10 @@ from importlib.resources import files
 
 # Each script imports only from those before it, so that they can be concatenated.
 SCRIPT_NAMES = (
-    "dom", "colours", "manifest", "token_text", "tiles", "appearance", "map_painter", "map_view", "arcs_view",
-    "heads_view", "text_view", "minimap", "document_weights", "descriptions", "document_view", "overlay",
-    "image_weights", "caption", "thumbnails", "image_view", "alignment", "audio_player", "spectrogram_painter",
-    "style_panel", "speech_view", "pin_panel", "layout", "viewer", "remote",
+    "dom", "colours", "controls", "manifest", "token_text", "tiles", "weight_range", "appearance", "map_painter",
+    "map_view", "maps_view", "arcs_view", "heads_view", "text_view", "minimap", "document_weights", "descriptions",
+    "document_view", "overlay", "image_weights", "caption", "thumbnails", "image_view", "alignment", "audio_player",
+    "spectrogram_painter", "style_panel", "speech_view", "pin_panel", "layout", "viewer", "remote",
 )  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 import { toCss, createCurve, packColours, getDivergingScale, getScale, formatWeight, needsDarkInk } from "./colours.js";
 import { sizeCanvas, createElement } from "./dom.js";
 
+const UNKNOWN_RANGE = { most: 1, change: 1, width: 1, keys: 1 };
+
 /** Shared by all views; `version` changes when tiles have to be coloured again. */
 export class Appearance {
   constructor(root, full) {
@@ -46,7 +48,9 @@ export class Appearance {
     this.spectrogramScale = this.memoize("dusk dark", () => getScale("dusk", "dark"));
     this.spectrogramColours = packColours(this.spectrogramScale);
     this.overlayScale = this.memoize("overlay", () => getScale("overlay", "dark")); // for images, in any theme
-    this.setRange(curve, contrast, range ?? { most: 1, change: 1, width: 1, keys: 1 });
+    this.curveSetting = curve; // as selected
+    this.contrastFactor = 10 ** -contrast;
+    this.range = range;
     this.version += 1;
   }
 
@@ -55,25 +59,44 @@ export class Appearance {
     return this.cache.get(name);
   }
 
-  setRange(kind, contrast, range) {
-    this.curveSetting = kind; // as selected
-    this.curveKind = kind === "auto" ? chooseCurve(range.keys) : kind;
-    this.contrastFactor = 10 ** -contrast;
-    this.range = range;
-    this.curve = this.curveAt(range.width);
-    this.divergingCurve = createCurve("root", 0, Math.max(range.change, 1e-9) * this.contrastFactor);
-  }
-
-  /** The curve for cells of `width` keys. A cell that covers many is paler than its largest weight, so the scale ends higher when zoomed in. */
+  /**
+   * The curve for cells of `width` keys of a map. A cell that covers many is paler than its largest weight, so the
+   * scale ends higher when zoomed in.
+   */
   curveAt(width) {
-    const { most, width: maxWidth, keys } = this.range,
-      closer = (maxWidth / width) ** 0.75;
-    const top = Math.min(1, Math.max(most, 1e-9) * closer);
-    if (this.curveKind === "log") {
+    const { most, width: maxWidth, keys } = this.range ?? UNKNOWN_RANGE,
+      top = Math.min(1, Math.max(most, 1e-9) * (maxWidth / width) ** 0.75),
+      kind = this.curveSetting === "auto" ? chooseCurve(keys) : this.curveSetting;
+    if (kind === "log") {
       const end = Math.min(1, top * (maxWidth > 1 ? 4 : 1)) * this.contrastFactor;
       return createCurve("log", Math.min(0.2 / keys, end / 100), end);
     }
-    return createCurve(this.curveKind, 0, (top > 0.5 ? 1 : top) * this.contrastFactor);
+    return createCurve(kind, 0, (top > 0.5 ? 1 : top) * this.contrastFactor);
+  }
+
+  get divergingCurve() {
+    const { change } = this.range ?? UNKNOWN_RANGE;
+    return createCurve("root", 0, Math.max(change, 1e-9) * this.contrastFactor);
+  }
+
+  /** The curve from 0 to `most`, of the kind `automatic` unless another kind is selected. */
+  curveTo(most, automatic) {
+    const top = Math.max(most, 1e-12) * this.contrastFactor;
+    return createCurve(this.curveSetting === "auto" ? automatic : this.curveSetting, top * 1e-3, top);
+  }
+
+  /** The legend of the cells of a map that are `width` keys wide; null until the range is known. */
+  mapLegend(width = 1) {
+    const title = width > 1 ? "mean weight over the pairs of a cell" : "attention weight";
+    return this.range ? { curve: this.curveAt(width), list: this.list, title } : null;
+  }
+
+  /** Shade an element by a position on the scale, 0 to 1. Positions up to `least` / 255 are not shaded. */
+  shade(element, position, least = -1) {
+    const step = Math.round(position * 255),
+      tint = this.tints[step];
+    element.style.backgroundColor = step > least ? `rgb(${tint})` : "";
+    element.style.color = step > least ? this.inkOn(tint) : "";
   }
 
   /** The font of a word in a line of this height. */
@@ -106,7 +129,7 @@ export class Legend {
   }
 
   show(appearance, content) {
-    if (!content) return this.showText("");
+    if (!content || content.text) return this.showText(content?.text ?? "");
     this.content = content;
     this.canvas.hidden = false;
     this.title.textContent = content.title;
@@ -117,14 +140,13 @@ export class Legend {
 
   // Positions on the bar, 0 to 1, and their labels.
   ticks() {
-    const { curve, log, diverging, format = (value) => formatWeight(value, 2) } = this.content;
-    if (diverging)
-      return [
-        [0, `−${formatWeight(curve.from(1), 2)}`],
-        [0.5, "0"],
-        [1, `+${formatWeight(curve.from(1), 2)}`],
-      ];
-    if (!log) return [0, 0.5, 1].map((place) => [place, format(curve.from(place))]);
+    const { curve, diverging, format } = this.content,
+      write = format ?? ((value) => formatWeight(value, 2));
+    if (diverging) {
+      const most = formatWeight(curve.from(1), 2);
+      return [[0, `−${most}`], [0.5, "0"], [1, `+${most}`]];
+    }
+    if (!curve.isLog || format) return [0, 0.5, 1].map((place) => [place, write(curve.from(place))]);
     const low = Math.ceil(Math.log10(curve.from(0)) - 0.01),
       high = Math.floor(Math.log10(curve.from(1)) + 0.01),
       all = [];

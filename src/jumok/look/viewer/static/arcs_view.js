@@ -1,8 +1,9 @@
-// Arcs: queries on one side, keys on the other, a curve for each weight above a threshold. Words are in two rows if they
-// fit, otherwise in two columns. The drawing is SVG and can be saved as such.
+// Arcs: queries on one side, keys on the other, a curve for each weight above a threshold. Words are in two rows if
+// they fit, otherwise in two columns. The drawing is SVG and can be saved as such.
 
 import { formatCount, formatWeight } from "./colours.js";
-import { createSvg, iconButton, createElement } from "./dom.js";
+import { createField, createPager, createSlider } from "./controls.js";
+import { clamp, createElement, createSvg } from "./dom.js";
 import { isRightToLeft, Ruler, truncateText } from "./token_text.js";
 
 const MAX_WORDS = 160; // shown at once, on each side
@@ -10,7 +11,7 @@ const MAX_ARCS = 1500;
 const LINE_HEIGHT = 24; // pixels from word to word in a column
 
 export class ArcView {
-  /** `events`: hover(place or null), pin(row), weights(rows, cols), which returns a promise of weights. */
+  /** `events`: pin(row); weights(rows, cols) returns a promise of weights. */
   constructor({ appearance, events }) {
     Object.assign(this, { appearance, events });
     this.ruler = new Ruler();
@@ -18,23 +19,16 @@ export class ArcView {
     this.least = 0.04;
     this.pinned = null;
     this.pager = createElement("div", { class: "jm-pager" });
-    this.threshold = createElement("input", {
-      type: "range",
-      min: "0",
-      max: "0.5",
-      step: "0.005",
-      value: `${this.least}`,
-      aria: { label: "Minimum weight of an arc" },
-      oninput: () => {
-        this.least = Number(this.threshold.value);
-        this.paint();
-      },
+    const range = { min: 0, max: 0.5, step: 0.005, value: this.least };
+    this.threshold = createSlider("Minimum weight of an arc", range, (value) => {
+      this.least = value;
+      this.paint();
     });
     this.thresholdText = createElement("output", { class: "jm-number" });
     this.canvasBox = createElement("div", { class: "jm-arcs-content" });
     this.el = createElement("div", { class: "jm-arcs" }, [
       createElement("div", { class: "jm-bar" }, [
-        createElement("label", { class: "jm-field" }, [createElement("span", { text: "Minimum weight" }), this.threshold, this.thresholdText]),
+        createField("Minimum weight", this.threshold, this.thresholdText),
         this.pager,
       ]),
       this.canvasBox,
@@ -44,9 +38,15 @@ export class ArcView {
   }
 
   async show(content) {
-    const { shape } = content;
-    if (!this.content || `${this.content.shape}` !== `${shape}`) this.first = { rows: 0, cols: 0 };
+    if (`${this.content?.shape}` !== `${content.shape}`) this.first = { rows: 0, cols: 0 };
     this.content = content;
+    await this.load();
+    if (this.content === content && this.pinned !== null) await this.reveal(this.pinned);
+  }
+
+  async load() {
+    const { content } = this,
+      { shape } = content;
     this.hover = null;
     const choose = (length, first) => [
       Math.min(first, Math.max(0, length - MAX_WORDS)),
@@ -69,33 +69,35 @@ export class ArcView {
   }
 
   /** Show the page of words that contains a query. */
-  reveal(row) {
+  async reveal(row) {
     if (row >= this.rows[0] && row < this.rows[1]) return;
-    const near = (length) => Math.max(0, Math.min(length - MAX_WORDS, row - MAX_WORDS / 2));
-    this.first = { rows: near(this.content.shape[0]), cols: near(this.content.shape[1]) };
-    this.show(this.content);
+    const centre = (length) => Math.max(0, Math.min(length - MAX_WORDS, row - MAX_WORDS / 2)),
+      [rows, cols] = this.content.shape.map(centre);
+    this.first = { rows, cols };
+    await this.load();
   }
 
   updatePager() {
     this.pager.replaceChildren();
-    for (const [axis, name] of [
-      ["rows", "Queries"],
-      ["cols", "Keys"],
+    for (const [axis, name, length] of [
+      ["rows", "Queries", this.content.shape[0]],
+      ["cols", "Keys", this.content.shape[1]],
     ]) {
-      const length = this.content.shape[axis === "rows" ? 0 : 1],
-        [first, last] = this[axis];
+      const [first] = this[axis];
       if (length <= MAX_WORDS) continue;
-      const move = (by) => () => {
-        this.first[axis] = Math.max(0, Math.min(length - MAX_WORDS, first + by));
-        this.show(this.content);
+      const move = (by) => {
+        this.first[axis] = clamp(first + (by * MAX_WORDS) / 2, 0, length - MAX_WORDS);
+        this.load();
       };
       this.pager.append(
         createElement("span", { class: "jm-muted", text: name }),
-        iconButton("left", `Previous ${name.toLowerCase()}`, move(-MAX_WORDS / 2)),
-        createElement("span", { class: "jm-number", text: `${formatCount(first)} to ${formatCount(last - 1)} of ${formatCount(length)}` }),
-        iconButton("right", `Next ${name.toLowerCase()}`, move(MAX_WORDS / 2)),
+        ...createPager(name.toLowerCase(), this[axis], length, move),
       );
     }
+  }
+
+  legend() {
+    return this.appearance.mapLegend();
   }
 
   weightAt(row, col) {
@@ -106,7 +108,8 @@ export class ArcView {
     if (!this.content || !this.canvasBox.clientWidth) return;
     this.thresholdText.textContent = formatWeight(this.least);
     if (!this.weights) {
-      this.canvasBox.replaceChildren(createElement("p", { class: "jm-note", text: this.errorMessage || "Loading …" }));
+      const text = this.errorMessage || "Loading …";
+      this.canvasBox.replaceChildren(createElement("p", { class: "jm-note", text }));
       return;
     }
     if (this.weights.rows !== this.rows[1] - this.rows[0] || this.weights.cols !== this.cols[1] - this.cols[0]) return;
@@ -118,8 +121,7 @@ export class ArcView {
     const from = names(this.content.rows, this.rows),
       to = names(this.content.cols, this.cols);
     const wide = this.canvasBox.clientWidth;
-    const measureRow = (words) => words.reduce((sum, text) => sum + Math.max(24, this.ruler.width(text) + 22), 0);
-    const isFlat = Math.max(measureRow(from), measureRow(to)) <= wide - 40;
+    const isFlat = [from, to].every((words) => this.measureWords(words).reduce((a, b) => a + b) <= wide - 40);
     const places = isFlat ? this.alongRows(from, to, wide) : this.alongColumns(from, to, wide);
     const arcs = createSvg("g", { fill: "none", "stroke-linecap": "round" });
     const words = createSvg("g", { class: "jm-words" });
@@ -172,23 +174,27 @@ export class ArcView {
     const arcs = [],
       { values, cols } = this.weights,
       least = Math.max(this.least, 1e-9);
-    for (let n = 0; n < values.length; n += 1) {
-      if (values[n] >= least) arcs.push([this.rows[0] + Math.floor(n / cols), this.cols[0] + (n % cols), values[n]]);
-    }
+    values.forEach((value, n) => {
+      if (value >= least) arcs.push([this.rows[0] + Math.floor(n / cols), this.cols[0] + (n % cols), value]);
+    });
     arcs.sort((a, b) => b[2] - a[2]);
     return arcs.slice(0, MAX_ARCS).reverse(); // the highest on top
   }
 
+  measureWords(words) {
+    return words.map((text) => Math.max(24, this.ruler.width(text) + 22));
+  }
+
   alongRows(from, to, width) {
     const place = (words, y) => {
-      const sizes = words.map((text) => Math.max(24, this.ruler.width(text) + 22));
+      const sizes = this.measureWords(words);
       let x = (width - sizes.reduce((sum, size) => sum + size, 0)) / 2;
       return sizes.map((size) => {
         x += size;
         return { x: x - size / 2, y, size };
       });
     };
-    const tall = Math.max(150, Math.min(420, this.canvasBox.clientHeight - 110)),
+    const tall = clamp(this.canvasBox.clientHeight - 110, 150, 420),
       top = 44,
       bottom = top + tall;
     return {
@@ -258,7 +264,6 @@ export class ArcView {
   handlePointer(place) {
     this.hover = place;
     this.highlight();
-    this.events.hover(null);
   }
 
   // Highlight the hovered or pinned word; the other end of each of its arcs is shaded by the weight.

@@ -1,7 +1,7 @@
 // Starts the viewer in a saved file: all tiles are in the file, compressed, and nothing is fetched.
 
 import { render } from "./viewer.js";
-import { Axis, decode, keyOf, TILE_SIZE } from "./tiles.js";
+import { decode, keyOf, TileGrid } from "./tiles.js";
 
 const element = document.getElementById("viewer");
 const readJson = (name) => JSON.parse(document.getElementById(name).textContent);
@@ -26,26 +26,18 @@ async function readWeights(request) {
   if (layer.finest_zoom > 0)
     throw new Error("This file contains pooled maps only. Single weights are available in the live viewer.");
   const { rows, cols } = request,
-    rowAxis = new Axis(layer.shape[0]),
-    colAxis = new Axis(layer.shape[1]);
+    grid = new TileGrid(layer.shape);
   const width = cols[1] - cols[0],
     answer = new ArrayBuffer(16 + 4 * width * (rows[1] - rows[0]));
   const header = new DataView(answer);
   [rows[1] - rows[0], width, 1].forEach((value, n) => header.setUint32(4 * n, value, true));
   header.setFloat32(12, 1, true);
   const values = new Float32Array(answer, 16);
-  for (let i = rowAxis.at(0, rows[0]); i <= rowAxis.at(0, rows[1] - 1); i += 1) {
-    for (let j = colAxis.at(0, cols[0]); j <= colAxis.at(0, cols[1] - 1); j += 1) {
-      const top = rowAxis.start(0, i),
-        left = colAxis.start(0, j);
-      const key = keyOf({
-        ...request,
-        quantity: "pooled_map",
-        size: TILE_SIZE,
-        rows: [top, rowAxis.end(0, i)],
-        cols: [left, colAxis.end(0, j)],
-      });
-      const tile = decode(await readStored(key));
+  for (let i = grid.rows.at(0, rows[0]); i <= grid.rows.at(0, rows[1] - 1); i += 1) {
+    for (let j = grid.cols.at(0, cols[0]); j <= grid.cols.at(0, cols[1] - 1); j += 1) {
+      const top = grid.rows.start(0, i),
+        left = grid.cols.start(0, j),
+        tile = decode(await readStored(keyOf(grid.request(request, 0, i, j))));
       for (let row = Math.max(rows[0], top); row < Math.min(rows[1], top + tile.rows); row += 1) {
         for (let col = Math.max(cols[0], left); col < Math.min(cols[1], left + tile.cols); col += 1) {
           values[(row - rows[0]) * width + col - cols[0]] = tile.values[(row - top) * tile.cols + col - left];

@@ -1,6 +1,6 @@
 // A caption as a line of words that can be hovered, selected by keys and pinned.
 
-import { createElement } from "./dom.js";
+import { clamp, createElement } from "./dom.js";
 import { isRightToLeft } from "./token_text.js";
 
 export class Caption {
@@ -33,15 +33,15 @@ export class Caption {
     this.el.replaceChildren(...this.buttons.flatMap((button, n) => (n ? [" ", button] : [button])));
   }
 
-  /** `tint(element, n)` shades a word. */
-  highlight({ selected, pinned, cursor }, tint) {
+  /** `shade(element, n)` shades a word. */
+  highlight({ selected, pinned, cursor }, shade) {
     this.cursor = cursor;
     this.buttons.forEach((button, n) => {
       button.classList.toggle("jm-is-pinned", n === pinned);
       button.classList.toggle("jm-cursor", n === selected && n !== pinned);
       button.setAttribute("aria-pressed", `${n === pinned}`);
       button.tabIndex = n === (cursor ?? pinned ?? 0) ? 0 : -1; // one of them can be focused with Tab
-      tint(button, n);
+      shade(button, n);
     });
   }
 
@@ -65,6 +65,6 @@ export class Caption {
     if (last < 0) return null;
     if (key === "Home" || key === "End") return key === "Home" ? 0 : last;
     if (!step) return null;
-    return from === null ? (step > 0 ? 0 : last) : Math.max(0, Math.min(last, from + step));
+    return from === null ? (step > 0 ? 0 : last) : clamp(from + step, 0, last);
   }
 }

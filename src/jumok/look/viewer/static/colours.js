@@ -11,86 +11,29 @@ const STEPS = 256;
 // Stops as [lightness, chroma, hue in degrees].
 const STOPS = {
   blue: {
-    light: [
-      [0.987, 0.006, 240],
-      [0.86, 0.075, 236],
-      [0.68, 0.135, 244],
-      [0.48, 0.155, 258],
-      [0.26, 0.11, 268],
-    ],
-    dark: [
-      [0.215, 0.012, 262],
-      [0.34, 0.085, 264],
-      [0.52, 0.14, 254],
-      [0.74, 0.125, 235],
-      [0.97, 0.03, 220],
-    ],
+    light: [[0.987, 0.006, 240], [0.86, 0.075, 236], [0.68, 0.135, 244], [0.48, 0.155, 258], [0.26, 0.11, 268]],
+    dark: [[0.215, 0.012, 262], [0.34, 0.085, 264], [0.52, 0.14, 254], [0.74, 0.125, 235], [0.97, 0.03, 220]],
   },
   dusk: {
-    light: [
-      [0.985, 0.03, 100],
-      [0.86, 0.13, 92],
-      [0.68, 0.085, 75],
-      [0.48, 0.05, 280],
-      [0.27, 0.12, 268],
-    ],
-    dark: [
-      [0.215, 0.02, 262],
-      [0.36, 0.1, 266],
-      [0.55, 0.035, 270],
-      [0.75, 0.095, 85],
-      [0.96, 0.14, 103],
-    ],
-  },
-  // For the overlay of an image: from dark to light.
-  overlay: {
-    light: [
-      [0.92, 0.12, 96],
-      [0.58, 0.05, 85],
-      [0.2, 0.025, 262],
-    ],
-    dark: [
-      [0.2, 0.025, 262],
-      [0.58, 0.05, 85],
-      [0.92, 0.12, 96],
-    ],
+    light: [[0.985, 0.03, 100], [0.86, 0.13, 92], [0.68, 0.085, 75], [0.48, 0.05, 280], [0.27, 0.12, 268]],
+    dark: [[0.215, 0.02, 262], [0.36, 0.1, 266], [0.55, 0.035, 270], [0.75, 0.095, 85], [0.96, 0.14, 103]],
   },
   grey: {
-    light: [
-      [0.99, 0, 0],
-      [0.18, 0, 0],
-    ],
-    dark: [
-      [0.215, 0.006, 262],
-      [0.98, 0, 0],
-    ],
+    light: [[0.99, 0, 0], [0.18, 0, 0]],
+    dark: [[0.215, 0.006, 262], [0.98, 0, 0]],
   },
+  // For the overlay of an image, in any theme: from dark to light.
+  overlay: { dark: [[0.2, 0.025, 262], [0.58, 0.05, 85], [0.92, 0.12, 96]] },
 };
 // For differences: lower in orange, higher in blue, no change in the colour of the page.
 const DIVERGING_STOPS = {
   light: {
-    lower: [
-      [0.985, 0, 60],
-      [0.8, 0.1, 62],
-      [0.44, 0.13, 48],
-    ],
-    higher: [
-      [0.985, 0, 245],
-      [0.8, 0.085, 240],
-      [0.42, 0.15, 262],
-    ],
+    lower: [[0.985, 0, 60], [0.8, 0.1, 62], [0.44, 0.13, 48]],
+    higher: [[0.985, 0, 245], [0.8, 0.085, 240], [0.42, 0.15, 262]],
   },
   dark: {
-    lower: [
-      [0.215, 0.006, 262],
-      [0.5, 0.11, 50],
-      [0.9, 0.09, 75],
-    ],
-    higher: [
-      [0.215, 0.006, 262],
-      [0.5, 0.13, 256],
-      [0.9, 0.07, 225],
-    ],
+    lower: [[0.215, 0.006, 262], [0.5, 0.11, 50], [0.9, 0.09, 75]],
+    higher: [[0.215, 0.006, 262], [0.5, 0.13, 256], [0.9, 0.07, 225]],
   },
 };
 
@@ -191,12 +134,16 @@ export function createCurve(kind, low, top) {
     const first = Math.log(low),
       span = Math.log(top) - first || 1;
     return {
+      isLog: true,
       to: (weight) => (weight <= low ? 0 : weight >= top ? 1 : (Math.log(weight) - first) / span),
       from: (position) => Math.exp(first + position * span),
     };
   }
   if (kind === "root") {
-    return { to: (weight) => Math.min(1, Math.sqrt(Math.max(0, weight) / top)), from: (position) => position * position * top };
+    return {
+      to: (weight) => Math.min(1, Math.sqrt(Math.max(0, weight) / top)),
+      from: (position) => position * position * top,
+    };
   }
   return { to: (weight) => Math.min(1, Math.max(0, weight / top)), from: (position) => position * top };
 }

@@ -42,12 +42,17 @@ export function describePinned(text, n, hop) {
   }
   const first = offsets[sentence.number],
     weights = text.at(hop).words.subarray(first, offsets[sentence.number + 1]);
-  const lines = Array.from(weights, (value, k) => ({ text: truncateText(words[first + k], 40), place: first + k, value }));
+  const lines = Array.from(weights, (value, k) => ({
+    text: truncateText(words[first + k], 40),
+    place: first + k,
+    value,
+  }));
   return { ...info, heading: numSentences > 1 ? "Highest weights in the sentence" : "Highest weights", lines };
 }
 
 function describeSentenceWeight({ number, weight, rank }, text) {
-  return `sentence ${formatCount(number + 1)}: ${formatWeight(weight)}, rank ${formatCount(rank)} of ${formatCount(text.numSentences)}`;
+  const position = `rank ${formatCount(rank)} of ${formatCount(text.numSentences)}`;
+  return `sentence ${formatCount(number + 1)}: ${formatWeight(weight)}, ${position}`;
 }
 
 function createNote(text) {
@@ -68,16 +73,16 @@ export function createPrediction({ probabilities, label: truth }) {
   if (probabilities.length > MAX_CLASSES)
     parts.push(createElement("span", { class: "jm-muted", text: `and ${probabilities.length - MAX_CLASSES} more` }));
   if (truth === null) return parts;
-  const isCorrect = probabilities.length ? probabilities[0][0] === truth : null,
-    probability = probabilities.find(([label]) => label === truth)?.[1];
-  const className = isCorrect === null ? "jm-label" : isCorrect ? "jm-label jm-correct" : "jm-label jm-wrong";
-  parts.push(
-    createElement("span", { class: className }, [
-      createElement("span", { text: isCorrect ? "✓ correct" : isCorrect === null ? "Label: " : "✗ wrong, label: " }),
-      ...(isCorrect ? [] : [createWord(truncateText(truth, 40))]),
-      createElement("span", { class: "jm-number", text: isCorrect || probability === undefined ? "" : ` (${formatPercent(probability)})` }),
-    ]),
-  );
+  const probability = probabilities.find(([label]) => label === truth)?.[1],
+    percent = probability === undefined ? "" : ` (${formatPercent(probability)})`,
+    name = createWord(truncateText(truth, 40)),
+    createLabel = (kind, ...children) => createElement("span", { class: `jm-label ${kind}` }, children);
+  if (!probabilities.length) parts.push(createLabel("", "Label: ", name));
+  else if (probabilities[0][0] === truth) parts.push(createLabel("jm-correct", "✓ correct"));
+  else
+    parts.push(
+      createLabel("jm-wrong", "✗ wrong, label: ", name, createElement("span", { class: "jm-number", text: percent })),
+    );
   return parts;
 }
 

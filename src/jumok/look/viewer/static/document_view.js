@@ -1,8 +1,9 @@
-// A document: sentences with a bar for their weight, and shaded words. The whole text is on the page, to be searched and
-// copied; words are shaded when they are nearly visible, so that long texts open fast.
+// A document: sentences with a bar for their weight, and shaded words. The whole text is on the page, to be searched
+// and copied; words are shaded when they are nearly visible, so that long texts open fast.
 
-import { formatCount, createCurve, formatWeight } from "./colours.js";
-import { iconButton, createElement } from "./dom.js";
+import { formatCount, formatWeight } from "./colours.js";
+import { createToggles } from "./controls.js";
+import { clamp, countWhile, createElement, iconButton } from "./dom.js";
 import { Minimap } from "./minimap.js";
 import { DocumentWeights } from "./document_weights.js";
 import { describePinned, describeSentence, describeWord, createPrediction } from "./descriptions.js";
@@ -10,7 +11,7 @@ import { truncateText, replaceControls } from "./token_text.js";
 
 const SECTION_SIZE = 400; // words
 const LINE_HEIGHT_PX = 29; // of a line of text
-const WEIGHT_SCOPES = { document: "within the document", sentence: "within its sentence" };
+const WEIGHT_SCOPES = { document: "Within the document", sentence: "Within its sentence" };
 
 export class DocumentView {
   /** `events`: set(change of state: pinnedWord, weightScope), tooltip(lines or null, x, y), announce(text). */
@@ -57,9 +58,9 @@ export class DocumentView {
     });
   }
 
-  /** `data` as in the manifest; `hop`, null for the mean; `pinnedWord`; `weightScope`, what weights are relative to. */
-  show(data, { hop, pinnedWord, weightScope }) {
-    if (this.data !== data) this.open(data);
+  /** `state`: `hop`, null for the mean; `pinnedWord`; `weightScope`, what weights are relative to. */
+  show({ item, state: { hop, pinnedWord, weightScope } }) {
+    if (this.data !== item.document) this.open(item.document);
     const isNewlyPinned = pinnedWord !== null && pinnedWord !== this.pinnedWord;
     Object.assign(this, { hop, pinnedWord, weightScope });
     this.updateControls();
@@ -93,15 +94,14 @@ export class DocumentView {
     const gaps = [separators[first].trimStart(), ...separators.slice(first + 1, last)].map(replaceControls);
     const line = createElement("p", { class: "jm-line", dir: "auto" });
     line.textContent = gaps.map((space, n) => space + replaceControls(words[first + n])).join("");
-    const gauge = first === offsets[sentence] ? createElement("span", { class: "jm-sentence-weight", role: "img" }) : createElement("span");
-    const paragraph = first > 0 && /\n\s*\n/.test(separators[first]);
-    const el = createElement("div", { class: paragraph ? "jm-sentence jm-gap" : "jm-sentence", data: { sentence } }, [
-      gauge,
-      line,
-    ]);
+    const isStart = first === offsets[sentence],
+      isParagraph = first > 0 && /\n\s*\n/.test(separators[first]),
+      className = isParagraph ? "jm-sentence jm-gap" : "jm-sentence",
+      gauge = createElement("span", isStart ? { class: "jm-sentence-weight", role: "img" } : {});
+    const el = createElement("div", { class: className, data: { sentence } }, [gauge, line]);
     // An estimate of its height, for the scroll bar, until it has been laid out.
     const letters = line.textContent.replace(/[^\u1100-\uffdc]/g, "").length + line.textContent.length;
-    const tall = (paragraph ? 18 : 6) + LINE_HEIGHT_PX * Math.ceil((letters * 8) / wide);
+    const tall = (isParagraph ? 18 : 6) + LINE_HEIGHT_PX * Math.ceil((letters * 8) / wide);
     return { el, gauge, line, gaps, sentence, first, last, tall, spans: null, version: 0 };
   }
 
@@ -118,11 +118,8 @@ export class DocumentView {
   refresh() {
     if (!this.text) return;
     this.statistics = this.text.at(this.hop);
-    const { curveSetting, contrastFactor } = this.appearance;
-    this.kind = curveSetting === "auto" ? "linear" : curveSetting; // small weights stay pale
-    const curve = (most) => createCurve(this.kind, Math.max(most, 1e-12) * contrastFactor * 1e-3, Math.max(most, 1e-12) * contrastFactor);
-    this.documentCurve = curve(this.statistics.most);
-    this.curve = this.weightScope === "sentence" ? curve(1) : this.documentCurve;
+    this.documentCurve = this.appearance.curveTo(this.statistics.most, "linear"); // small weights stay pale
+    this.curve = this.weightScope === "sentence" ? this.appearance.curveTo(1, "linear") : this.documentCurve;
     this.version += 1;
     this.shade();
     this.paintMinimap();
@@ -141,10 +138,7 @@ export class DocumentView {
     block.spans ??= this.fill(block);
     const divisor = weightScope === "sentence" ? statistics.maxima[sentence] || 1 : 1;
     block.spans.forEach((span, k) => {
-      const place = Math.round(this.curve.to(statistics.words[first + k] / divisor) * 255),
-        tint = appearance.tints[place];
-      span.style.backgroundColor = place > 1 ? `rgb(${tint})` : "";
-      span.style.color = place > 1 ? appearance.inkOn(tint) : "";
+      appearance.shade(span, this.curve.to(statistics.words[first + k] / divisor), 1);
       span.classList.toggle("jm-is-pinned", first + k === this.pinnedWord);
       span.classList.toggle("jm-cursor", first + k === this.cursor);
     });
@@ -165,12 +159,10 @@ export class DocumentView {
   }
 
   paintGauge({ gauge, sentence }) {
-    const { numSentences } = this.text,
-      { weight, rank, part } = this.text.sentenceInfo(sentence, this.hop);
-    gauge.setAttribute(
-      "aria-label",
-      `Sentence ${formatCount(sentence + 1)}: weight ${formatWeight(weight)}, rank ${formatCount(rank)} of ${formatCount(numSentences)}`,
-    );
+    const { weight, rank, part } = this.text.sentenceInfo(sentence, this.hop),
+      position = `rank ${formatCount(rank)} of ${formatCount(this.text.numSentences)}`;
+    const name = `Sentence ${formatCount(sentence + 1)}`;
+    gauge.setAttribute("aria-label", `${name}: weight ${formatWeight(weight)}, ${position}`);
     gauge.replaceChildren(
       createElement("span", { class: "jm-number", text: formatWeight(weight, 2) }),
       createElement("span", { class: "jm-level" }, [createElement("span", { css: { width: `${100 * part}%` } })]),
@@ -182,39 +174,23 @@ export class DocumentView {
     const { numSentences } = this.text,
       { set } = this.events;
     this.scopes.hidden = this.rankPager.hidden = numSentences === 1;
-    this.scopes.replaceChildren(
-      ...Object.entries(WEIGHT_SCOPES).map(([scope, text]) =>
-        createElement("button", {
-          type: "button",
-          class: scope === this.weightScope ? "jm-choice jm-on" : "jm-choice",
-          title: `Shade words by their weight ${text} (s)`,
-          aria: { pressed: `${scope === this.weightScope}` },
-          data: { scope },
-          text: text[0].toUpperCase() + text.slice(1),
-          onclick: () => set({ weightScope: scope }),
-        }),
-      ),
-    );
-    this.rankLabel.textContent =
-      this.rank === null ? "Sentences by weight" : `${formatCount(this.rank + 1)} of ${formatCount(numSentences)} by weight`;
+    const describe = (scope) => `Shade words by their weight ${WEIGHT_SCOPES[scope].toLowerCase()} (s)`,
+      select = (weightScope) => set({ weightScope });
+    this.scopes.replaceChildren(...createToggles("scope", WEIGHT_SCOPES, this.weightScope, select, describe));
+    const position = `${formatCount(this.rank + 1)} of ${formatCount(numSentences)} by weight`;
+    this.rankLabel.textContent = this.rank === null ? "Sentences by weight" : position;
   }
 
   /** The content of the legend. */
   legend() {
     if (!this.statistics) return null;
-    const { curve, appearance, weightScope, text, statistics } = this,
-      percent = (value) => `${Number((100 * value).toPrecision(2))} %`;
-    const strongest = `“${truncateText(text.words[statistics.best], 24)}”`;
-    return {
-      curve,
-      list: appearance.tints,
-      log: this.kind === "log" && weightScope === "document",
-      format: weightScope === "sentence" ? percent : undefined,
-      title:
-        weightScope === "sentence"
-          ? "relative to the highest weight in the sentence"
-          : `weight, relative to the highest weight, ${strongest}`,
-    };
+    const { curve, text, statistics } = this,
+      list = this.appearance.tints,
+      percent = (value) => `${Number((100 * value).toPrecision(2))} %`,
+      strongest = `“${truncateText(text.words[statistics.best], 24)}”`;
+    if (this.weightScope === "sentence")
+      return { curve, list, format: percent, title: "relative to the highest weight in the sentence" };
+    return { curve, list, title: `weight, relative to the highest weight, ${strongest}` };
   }
 
   // ---------------------------------------------------------------- minimap
@@ -224,21 +200,16 @@ export class DocumentView {
     this.minimap.el.hidden = !this.statistics || scrollHeight <= tall + 2 || tall < 20;
     if (this.minimap.el.hidden) return;
     const range = [this.wordAt(scrollTop), this.wordAt(scrollTop + tall)];
-    this.minimap.paint({ weights: this.statistics.words, curve: this.documentCurve, version: this.version, pinnedWord: this.pinnedWord, range, height: tall });
+    const { statistics, documentCurve: curve, version, pinnedWord } = this;
+    this.minimap.paint({ weights: statistics.words, curve, version, pinnedWord, range, height: tall });
   }
 
   // The word at a height: exact between blocks, estimated within.
   wordAt(y) {
-    let low = 0,
-      high = this.blocks.length - 1;
-    while (low < high) {
-      const middle = (low + high + 1) >> 1;
-      if (offsetTop(this.blocks[middle]) <= y) low = middle;
-      else high = middle - 1;
-    }
-    const { el, first, last } = this.blocks[low],
-      part = (y - offsetTop(this.blocks[low])) / (el.offsetHeight || 1);
-    return first + (last - first) * Math.max(0, Math.min(1, part));
+    const number = countWhile(this.blocks.length, (n) => offsetTop(this.blocks[n]) <= y),
+      block = this.blocks[Math.max(0, number - 1)],
+      { el, first, last } = block;
+    return first + (last - first) * clamp((y - offsetTop(block)) / (el.offsetHeight || 1), 0, 1);
   }
 
   /** Scroll to a position, 0 to 1. */
@@ -246,7 +217,8 @@ export class DocumentView {
     const n = Math.min(this.text.length - 1, Math.floor(part * this.text.length)),
       block = this.blockOf(n),
       { first, last, el } = block;
-    this.scrollTo(() => offsetTop(block) + (el.offsetHeight * (n - first)) / (last - first) - this.textBox.clientHeight / 2);
+    const place = () => offsetTop(block) + (el.offsetHeight * (n - first)) / (last - first);
+    this.scrollTo(() => place() - this.textBox.clientHeight / 2);
   }
 
   handleScroll() {
@@ -261,14 +233,7 @@ export class DocumentView {
   // ---------------------------------------------------------------- navigation
 
   blockOf(n) {
-    let low = 0,
-      high = this.blocks.length - 1;
-    while (low < high) {
-      const middle = (low + high + 1) >> 1;
-      if (this.blocks[middle].first <= n) low = middle;
-      else high = middle - 1;
-    }
-    return this.blocks[low];
+    return this.blocks[countWhile(this.blocks.length, (k) => this.blocks[k].first <= n) - 1];
   }
 
   // The target is laid out only now and may be taller than estimated: repeat for some frames.
@@ -295,7 +260,7 @@ export class DocumentView {
       { textBox } = this;
     const at = () => span.getBoundingClientRect().top - textBox.getBoundingClientRect().top;
     const fits = () => block.el.offsetParent && at() >= 4 && at() + LINE_HEIGHT_PX <= textBox.clientHeight;
-    if (!fits()) this.scrollTo(() => (fits() ? textBox.scrollTop : textBox.scrollTop + at() - textBox.clientHeight / 3));
+    if (!fits()) this.scrollTo(() => textBox.scrollTop + (fits() ? 0 : at() - textBox.clientHeight / 3));
   }
 
   spanOf(n) {
@@ -323,7 +288,7 @@ export class DocumentView {
   moveByRank(by) {
     const { numSentences } = this.text;
     if (numSentences === 1) return;
-    this.rank = this.rank === null ? 0 : Math.max(0, Math.min(numSentences - 1, this.rank + by));
+    this.rank = this.rank === null ? 0 : clamp(this.rank + by, 0, numSentences - 1);
     this.updateControls();
     this.moveToSentence(this.statistics.order[this.rank]);
   }
@@ -341,7 +306,8 @@ export class DocumentView {
     const page = { PageUp: -0.9, PageDown: 0.9 }[key];
     if (page || key === "Home" || key === "End") this.cancelScroll();
     if (page) return (textBox.scrollBy({ top: page * textBox.clientHeight }), true);
-    if (key === "Home" || key === "End") return ((textBox.scrollTop = key === "Home" ? 0 : textBox.scrollHeight), true);
+    if (key === "Home") return (textBox.scrollTo({ top: 0 }), true);
+    if (key === "End") return (textBox.scrollTo({ top: textBox.scrollHeight }), true);
     return false;
   }
 
@@ -349,12 +315,13 @@ export class DocumentView {
   moveByWord(by) {
     const begin = Math.ceil(this.wordAt(this.textBox.scrollTop));
     const next = this.cursor === null ? (this.pinnedWord ?? begin) : this.cursor + by;
-    this.highlight(Math.max(0, Math.min(this.text.length - 1, next)));
+    this.highlight(clamp(next, 0, this.text.length - 1));
     this.reveal(this.cursor);
     const { left, bottom } = this.spanOf(this.cursor).getBoundingClientRect();
     this.events.tooltip(this.tooltipLines(this.cursor), left, bottom - 10);
     const { weight, rank } = this.text.wordInfo(this.cursor, this.hop);
-    this.events.announce(`${truncateText(this.text.words[this.cursor], 60)}: ${formatWeight(weight)}, rank ${formatCount(rank)}`);
+    const word = truncateText(this.text.words[this.cursor], 60);
+    this.events.announce(`${word}: ${formatWeight(weight)}, rank ${formatCount(rank)}`);
     return true;
   }
 
@@ -369,11 +336,11 @@ export class DocumentView {
     const { textBox, text } = this,
       { scrollTop, clientHeight } = textBox;
     const at = this.currentSentence === null ? null : this.blockOf(text.offsets[this.currentSentence]);
-    const inSight = at && offsetTop(at) < scrollTop + clientHeight && offsetTop(at) + at.el.offsetHeight > scrollTop;
+    const isVisible = at && offsetTop(at) < scrollTop + clientHeight && offsetTop(at) + at.el.offsetHeight > scrollTop;
     if (text.numSentences === 1) return (textBox.scrollBy({ top: by * 2 * LINE_HEIGHT_PX }), true);
     const first = text.owners[Math.min(text.length - 1, Math.floor(this.wordAt(scrollTop + 4)))];
-    const next = inSight ? this.currentSentence + by : first;
-    this.moveToSentence(Math.max(0, Math.min(text.numSentences - 1, next)));
+    const next = isVisible ? this.currentSentence + by : first;
+    this.moveToSentence(clamp(next, 0, text.numSentences - 1));
     return true;
   }
 

@@ -1,5 +1,6 @@
 // A text with the weights of its words: the data of the document view.
 
+import { countWhile } from "./dom.js";
 import { decode } from "./tiles.js";
 
 const BLOCK_SIZE = 2000; // maximum number of words that are laid out together: a sentence may be very long
@@ -26,8 +27,9 @@ export class DocumentWeights {
 
   /** Statistics of a hop: the weights of words and sentences, the maximum of each sentence and of all, and orders. */
   at(hop) {
-    if (!this.cache.has(hop)) this.cache.set(hop, this.computeStatistics(hop === null ? computeMean(this.hops) : this.hops[hop]));
-    return this.cache.get(hop);
+    const { cache, hops } = this;
+    if (!cache.has(hop)) cache.set(hop, this.computeStatistics(hop === null ? computeMean(hops) : hops[hop]));
+    return cache.get(hop);
   }
 
   computeStatistics(words) {
@@ -81,7 +83,8 @@ export class DocumentWeights {
   // At a line break, if there is one near the limit.
   findBlockEnd(first, end) {
     if (end - first <= BLOCK_SIZE) return end;
-    for (let n = first + BLOCK_SIZE; n > first + BLOCK_SIZE / 2; n -= 1) if (this.separators[n].includes("\n")) return n;
+    for (let n = first + BLOCK_SIZE; n > first + BLOCK_SIZE / 2; n -= 1)
+      if (this.separators[n].includes("\n")) return n;
     return first + BLOCK_SIZE;
   }
 }
@@ -99,12 +102,5 @@ function computeMean(hops) {
 
 // 1 for the highest; `sorted` is ascending.
 function getRank(sorted, weight) {
-  let low = 0,
-    high = sorted.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (sorted[middle] <= weight) low = middle + 1;
-    else high = middle;
-  }
-  return sorted.length - low + 1;
+  return sorted.length - countWhile(sorted.length, (n) => sorted[n] <= weight) + 1;
 }

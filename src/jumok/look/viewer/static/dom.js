@@ -2,7 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** Create an element: `createElement("button", { class: "x", text: "Fit", onclick: f, aria: { label: "…" } }, children)`. */
+/** Create an element: `createElement("button", { text: "Fit", aria: { label: "…" }, onclick }, children)`. */
 export function createElement(tag, attributes = {}, children = []) {
   return fill(document.createElement(tag), attributes, children);
 }
@@ -34,7 +34,9 @@ const STROKES = {
   minus: "M3 8h10",
   fit: "M2.5 6V2.5H6M10 2.5h3.5V6M13.5 10v3.5H10M6 13.5H2.5V10",
   moon: "M13 9.6A5.6 5.6 0 0 1 6.4 3a5.6 5.6 0 1 0 6.6 6.6Z",
-  sun: "M8 1.5v1.6M8 12.9v1.6M1.5 8h1.6M12.9 8h1.6M3.4 3.4l1.1 1.1M11.5 11.5l1.1 1.1M3.4 12.6l1.1-1.1M11.5 4.5l1.1-1.1M8 5a3 3 0 1 0 0 6 3 3 0 0 0 0-6Z",
+  sun:
+    "M8 1.5v1.6M8 12.9v1.6M1.5 8h1.6M12.9 8h1.6M3.4 3.4l1.1 1.1M11.5 11.5l1.1 1.1M3.4 12.6l1.1-1.1M11.5 4.5l1.1-1.1" +
+    "M8 5a3 3 0 1 0 0 6 3 3 0 0 0 0-6Z",
   save: "M8 2v8M4.8 7 8 10.2 11.2 7M2.5 13.5h11",
   close: "m4 4 8 8M12 4l-8 8",
   play: "M5 3.2v9.6L12.6 8Z",
@@ -64,6 +66,22 @@ export function iconButton(name, label, onclick, attributes = {}) {
   );
 }
 
+export function clamp(value, low, high) {
+  return Math.max(low, Math.min(high, value));
+}
+
+/** Return how many of the indices 0, 1, … have a property. Those that have it come first. */
+export function countWhile(length, hasProperty) {
+  let low = 0,
+    high = length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (hasProperty(middle)) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
 /** Size a canvas in CSS pixels for this screen. Returns its context, cleared. */
 export function sizeCanvas(canvas, width, height) {
   const ratio = globalThis.devicePixelRatio || 1;
@@ -79,6 +97,20 @@ export function sizeCanvas(canvas, width, height) {
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.clearRect(0, 0, width, height);
   return context;
+}
+
+/** Create a canvas of these pixels; `paint` fills them, packed as in colours.js. */
+export function createPixels(width, height, paint) {
+  const canvas = createElement("canvas", { width, height }),
+    data = new ImageData(width, height);
+  paint(new Uint32Array(data.data.buffer));
+  canvas.getContext("2d").putImageData(data, 0, 0);
+  return canvas;
+}
+
+/** Encode a canvas as a PNG file. */
+export function encodePng(canvas) {
+  return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
 }
 
 /** Let the user download a file. */

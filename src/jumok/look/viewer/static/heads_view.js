@@ -1,7 +1,7 @@
 // All layers and heads as small maps, which are loaded when they become visible.
 
-import { sizeCanvas, createElement } from "./dom.js";
-import { keyOf, THUMBNAIL_SIZE } from "./tiles.js";
+import { createElement, createPixels, sizeCanvas } from "./dom.js";
+import { buildRequest, keyOf, THUMBNAIL_SIZE } from "./tiles.js";
 
 const SIZE = 76; // pixels
 
@@ -24,55 +24,45 @@ export class HeadView {
     );
   }
 
-  /** `layers` as in the manifest, with `short` names; `selected` { layer, head } is highlighted. */
-  show({ data, layers, selected }) {
-    Object.assign(this, { data, layers });
+  /** `layers` as in the manifest, with `short` names; the current `layer` and `head` are highlighted. */
+  show({ data, layers, layer, head }) {
+    this.data = data;
     this.visibility.disconnect();
     this.visible.clear();
     this.maps.clear();
     const maxHeads = Math.max(...layers.map((layer) => layer.heads.length));
     this.el.style.setProperty("--heads", `${maxHeads}`);
-    const head = createElement("div", { class: "jm-heads-row jm-heads-top", aria: { hidden: "true" } }, [
+    const numbers = createElement("div", { class: "jm-heads-row jm-heads-top", aria: { hidden: "true" } }, [
       createElement("span", { class: "jm-heads-name" }),
       ...Array.from({ length: maxHeads }, (_, n) => createElement("span", { class: "jm-muted", text: `${n}` })),
     ]);
-    const rows = layers.map((layer, index) =>
-      createElement("div", { class: "jm-heads-row", role: "group", aria: { label: layer.name } }, [
-        createElement("span", { class: "jm-heads-name", title: layer.name, text: layer.short }),
-        ...layer.heads.map((n) => this.createThumbnail(layer, index, n, selected)),
+    const rows = layers.map((info) =>
+      createElement("div", { class: "jm-heads-row", role: "group", aria: { label: info.name } }, [
+        createElement("span", { class: "jm-heads-name", title: info.name, text: info.short }),
+        ...info.heads.map((n) => this.createThumbnail(info, n, info.number === layer && n === head)),
       ]),
     );
-    this.el.replaceChildren(head, ...rows);
+    this.el.replaceChildren(numbers, ...rows);
   }
 
-  createThumbnail(layer, index, head, selected) {
-    const canvas = createElement("canvas");
+  createThumbnail({ name, number: layer, shape: [rows, cols] }, head, isSelected) {
+    const canvas = createElement("canvas"),
+      label = `${name}, head ${head}`;
     const button = createElement(
       "button",
       {
         type: "button",
         class: "jm-head-map",
-        title: `${layer.name}, head ${head}`,
+        title: label,
         css: { "grid-column": `${head + 2}` },
-        aria: {
-          label: `${layer.name}, head ${head}: open`,
-          current: `${selected.layer === index && selected.head === head}`,
-        },
-        data: { layer: index, head },
-        onclick: () => this.events.open(index, head),
+        aria: { label: `${label}: open`, current: `${isSelected}` },
+        data: { layer, head },
+        onclick: () => this.events.open(layer, head),
       },
       [canvas],
     );
-    const [rows, cols] = layer.shape;
-    const request = {
-      data: this.data,
-      layer: index,
-      head,
-      quantity: "pooled_map",
-      size: THUMBNAIL_SIZE,
-      rows: [0, rows],
-      cols: [0, cols],
-    };
+    const source = { data: this.data, layer, head },
+      request = buildRequest(source, "pooled_map", [0, rows], [0, cols], THUMBNAIL_SIZE);
     this.maps.set(button, { canvas, request });
     this.visibility.observe(button);
     return button;
@@ -93,12 +83,12 @@ export class HeadView {
 
   // Each map has its own scale, with square roots, so that patterns are visible.
   paint(canvas, { rows, cols, values, most }) {
-    const image = createElement("canvas", { width: cols, height: rows });
-    const data = new ImageData(cols, rows),
-      pixels = new Uint32Array(data.data.buffer);
-    for (let n = 0; n < values.length; n += 1)
-      pixels[n] = this.appearance.colours[Math.round(255 * Math.sqrt(Math.max(0, values[n]) / (most || 1)))];
-    image.getContext("2d").putImageData(data, 0, 0);
+    const { colours } = this.appearance,
+      top = most || 1;
+    const image = createPixels(cols, rows, (pixels) => {
+      for (let n = 0; n < values.length; n += 1)
+        pixels[n] = colours[Math.round(255 * Math.sqrt(Math.max(0, values[n]) / top))];
+    });
     const context = sizeCanvas(canvas, SIZE, SIZE);
     context.imageSmoothingEnabled = Math.max(rows, cols) > SIZE / 2;
     context.drawImage(image, 0, 0, SIZE, SIZE);
@@ -108,8 +98,17 @@ export class HeadView {
     this.requestTiles();
   }
 
+  legend() {
+    return { text: "Each map has its own scale, from 0 to its maximum." };
+  }
+
+  /** Another view is shown. */
+  deactivate() {
+    this.store.request("heads", []);
+  }
+
   close() {
     this.visibility.disconnect();
-    this.store.request("heads", []);
+    this.deactivate();
   }
 }

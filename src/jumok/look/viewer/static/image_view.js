@@ -1,9 +1,10 @@
-// An image with the weights of its caption's words, or of its own patches. Hover a word to see its patches, hover a patch
-// to see its words.
+// An image with the weights of its caption's words, or of its own patches. Hover a word to see its patches, hover a
+// patch to see its words.
 
 import { Caption } from "./caption.js";
-import { formatCount, createCurve, formatWeight } from "./colours.js";
-import { sizeCanvas, createElement, createWord } from "./dom.js";
+import { formatCount, formatWeight } from "./colours.js";
+import { createField, createRanking, createSlider, createToggles } from "./controls.js";
+import { createElement, createWord, sizeCanvas } from "./dom.js";
 import { CaptionWeights, ImageGrid, findPeak } from "./image_weights.js";
 import { regionBox, overlayColours, paintOverlay } from "./overlay.js";
 import { CaptionThumbnails } from "./thumbnails.js";
@@ -15,8 +16,8 @@ const SCALE_MODES = { own: "Scale per word", all: "Shared scale" };
 
 export class ImageView {
   /**
-   * `events`: all() returns a promise of all weights, row(n) and received() of those of one query and of the mean;
-   * pin(row); tooltip(lines or null, x, y); announce(text); changed(), when the legend changes.
+   * `events`: whole("weights") returns a promise of all weights, row(n) and received() of those of one query and of the
+   * mean; pin(row); tooltip(lines or null, x, y); announce(text); changed(), when the legend changes.
    */
   constructor({ appearance, events }) {
     Object.assign(this, { appearance, events });
@@ -42,15 +43,8 @@ export class ImageView {
       },
       [this.photo, this.overlay, this.cell],
     );
-    this.strength = createElement("input", {
-      type: "range",
-      min: "0",
-      max: "1",
-      step: "0.05",
-      value: "0.7",
-      aria: { label: "Strength of the overlay" },
-      oninput: () => this.refresh(),
-    });
+    const range = { min: 0, max: 1, step: 0.05, value: 0.7 };
+    this.strength = createSlider("Strength of the overlay", range, () => this.refresh());
     this.scales = createElement("div", { class: "jm-tabs", role: "group", aria: { label: "Scale of the weights" } });
     const pointer = (n, event) => this.handleWordPointer(n, event),
       pin = (n) => this.pin(n);
@@ -61,7 +55,7 @@ export class ImageView {
         this.lead,
         createElement("div", { class: "jm-bar jm-options" }, [
           this.scales,
-          createElement("label", { class: "jm-field" }, [createElement("span", { text: "Overlay" }), this.strength]),
+          createField("Overlay", this.strength),
         ]),
       ]),
       this.caption.el,
@@ -74,8 +68,9 @@ export class ImageView {
     document.addEventListener("pointerdown", this.handleOutside);
   }
 
-  async show(content, image) {
-    const { content: before } = this;
+  async show(content) {
+    const { content: before } = this,
+      { image } = content.item;
     if (this.data !== image || before.rows !== content.rows || `${before.shape}` !== `${content.shape}`) {
       this.loaded = null; // otherwise the old weights stay until the new ones are loaded
       Object.assign(this, { content, data: image, grid: new ImageGrid(image, content.shape) });
@@ -124,9 +119,10 @@ export class ImageView {
       single = grid.isSelf;
     const key = `${content.layer} ${content.head} ${single ? pinned : ""}`;
     if (this.loaded?.key === key) return;
-    const { all, received, row } = this.events,
-      { values } = await (!single ? all() : pinned === null ? received() : row(pinned));
-    if (this.content === content && this.pinned === pinned) this.loaded = new CaptionWeights(grid, values, { key, single });
+    const { whole, received, row } = this.events,
+      { values } = await (!single ? whole("weights") : pinned === null ? received() : row(pinned));
+    if (this.content !== content || this.pinned !== pinned) return;
+    this.loaded = new CaptionWeights(grid, values, { key, single });
   }
 
   /** The word whose weights are shown; null is the mean of all. */
@@ -139,9 +135,7 @@ export class ImageView {
   }
 
   curve(weights) {
-    const { curveSetting, contrastFactor } = this.appearance,
-      top = Math.max(1e-9, (this.scale === "all" ? this.loaded.most : Math.max(...weights)) * contrastFactor);
-    return createCurve(curveSetting === "auto" ? "linear" : curveSetting, top * 1e-3, top);
+    return this.appearance.curveTo(this.scale === "all" ? this.loaded.most : Math.max(...weights), "linear");
   }
 
   overlayOf(n) {
@@ -154,23 +148,13 @@ export class ImageView {
 
   updateControls() {
     this.scales.hidden = this.grid.isSelf;
-    this.scales.replaceChildren(
-      ...Object.entries(SCALE_MODES).map(([scale, text]) =>
-        createElement("button", {
-          type: "button",
-          class: scale === this.scale ? "jm-choice jm-on" : "jm-choice",
-          aria: { pressed: `${scale === this.scale}` },
-          data: { scale },
-          text,
-          onclick: () => {
-            this.scale = scale;
-            this.updateControls();
-            this.scales.querySelector(".jm-on").focus({ preventScroll: true });
-            this.refresh();
-          },
-        }),
-      ),
-    );
+    const select = (scale) => {
+      this.scale = scale;
+      this.updateControls();
+      this.scales.querySelector(".jm-on").focus({ preventScroll: true });
+      this.refresh();
+    };
+    this.scales.replaceChildren(...createToggles("scale", SCALE_MODES, this.scale, select));
   }
 
   /** Paint everything again, after a change of weights or appearance. */
@@ -194,7 +178,8 @@ export class ImageView {
     const context = sizeCanvas(this.overlay, width, height);
     if (this.loaded) paintOverlay(context, { ...this.overlayOf(this.selected), width, height });
     if (this.grid.isSelf && this.pinned !== null && this.pinned >= this.data.num_prefix_keys) {
-      const { x, y, w, h } = this.grid.cell(this.pinned - this.data.num_prefix_keys, regionBox(this.data, width, height));
+      const box = regionBox(this.data, width, height),
+        { x, y, w, h } = this.grid.cell(this.pinned - this.data.num_prefix_keys, box);
       context.strokeStyle = this.appearance.inks.pin;
       context.lineWidth = 2;
       context.strokeRect(x, y, w, h);
@@ -202,28 +187,20 @@ export class ImageView {
   }
 
   highlight() {
-    const tint = this.tinting();
-    this.caption.highlight(this, tint);
-    this.thumbnails.highlight(this, tint);
+    const shade = this.createShading();
+    this.caption.highlight(this, shade);
+    this.thumbnails.highlight(this, shade);
     this.highlightPatch();
   }
 
   // Words are shaded by their weights on the hovered patch, relative to the highest. They stay pale if no weight is
   // above chance.
-  tinting() {
-    const { appearance, patch, loaded } = this;
-    if (patch === null || !loaded || this.grid.isSelf)
-      return (el) => {
-        el.style.backgroundColor = el.style.color = "";
-      };
-    const here = this.names.map((_, n) => this.weights(n)[patch]),
-      top = Math.max(2 / this.grid.numPatches, ...here);
-    return (el, n) => {
-      const shade = Math.round((here[n] / top) * 255),
-        colour = appearance.tints[shade];
-      el.style.backgroundColor = shade > 7 ? `rgb(${colour})` : "";
-      el.style.color = shade > 7 ? appearance.inkOn(colour) : "";
-    };
+  createShading() {
+    const { appearance, patch, loaded } = this,
+      isShaded = patch !== null && loaded && !this.grid.isSelf,
+      weights = this.names.map((_, n) => (isShaded ? this.weights(n)[patch] : 0)),
+      top = Math.max(2 / this.grid.numPatches, ...weights);
+    return (element, n) => appearance.shade(element, weights[n] / top, 7);
   }
 
   highlightPatch() {
@@ -237,8 +214,8 @@ export class ImageView {
   showSelected() {
     const { selected } = this;
     if (!this.loaded || !this.photo.naturalWidth) {
-      const waits = this.loaded ? "This browser cannot show the image." : "Loading …";
-      this.lead.textContent = this.errorMessage || waits;
+      const status = this.loaded ? "This browser cannot show the image." : "Loading …";
+      this.lead.textContent = this.errorMessage || status;
       return;
     }
     const weights = this.weights(selected),
@@ -263,7 +240,7 @@ export class ImageView {
     if (!this.loaded) return null;
     const curve = this.curve(this.weights(this.selected)),
       list = overlayColours(this.appearance, Number(this.strength.value));
-    return { curve, list, log: this.appearance.curveSetting === "log", title: "attention weight of a patch" };
+    return { curve, list, title: "attention weight of a patch" };
   }
 
   // ---------------------------------------------------------------- pointer
@@ -315,24 +292,13 @@ export class ImageView {
   }
 
   tooltipLines(patch) {
-    const title = createElement("div", { class: "jm-muted jm-number", text: this.grid.describePatch(patch) });
-    const { mean } = this.loaded;
-    if (this.grid.isSelf) return [title, createElement("div", { class: "jm-weight", text: formatWeight(mean[patch], 4) })];
-    const best = this.rankWords(patch),
-      top = best[0].value || 1;
+    const title = createElement("div", { class: "jm-muted jm-number", text: this.grid.describePatch(patch) }),
+      mean = formatWeight(this.loaded.mean[patch], 4);
     return [
       title,
-      createElement(
-        "div",
-        { class: "jm-attended" },
-        best.flatMap(({ n, text, value }) => [
-          createWord(text, { class: n === this.selected ? "jm-pinned" : "" }),
-          createElement("span", { class: "jm-meter" }, [
-            createElement("span", { css: { width: `${(100 * value) / top}%`, "background-color": this.appearance.inks.accent } }),
-          ]),
-          createElement("span", { class: "jm-number", text: formatWeight(value) }),
-        ]),
-      ),
+      this.grid.isSelf
+        ? createElement("div", { class: "jm-weight", text: mean })
+        : createRanking(this.rankWords(patch), this.selected, this.appearance.inks),
     ];
   }
 
@@ -361,7 +327,8 @@ export class ImageView {
     this.caption.focus(n);
     const weights = this.weights(n),
       best = findPeak(weights);
-    this.events.announce(`${this.names[n]}: maximum at ${this.grid.describePatch(best)}, ${formatWeight(weights[best])}`);
+    const peak = `maximum at ${this.grid.describePatch(best)}, ${formatWeight(weights[best])}`;
+    this.events.announce(`${this.names[n]}: ${peak}`);
     return true;
   }
 

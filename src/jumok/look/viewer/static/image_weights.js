@@ -1,6 +1,7 @@
 // Attention over an image: the data of the image view.
 
 import { formatCount } from "./colours.js";
+import { clamp } from "./dom.js";
 
 /** The grid of patches that are the keys of a layer; `shape` is (queries, keys). */
 export class ImageGrid {
@@ -29,20 +30,14 @@ export class ImageGrid {
   /** Move one patch down or right, within the grid. */
   moveFrom(patch, down, right) {
     const [rows, cols] = this.image.grid;
-    const row = Math.max(0, Math.min(rows - 1, Math.floor(patch / cols) + down)),
-      col = Math.max(0, Math.min(cols - 1, (patch % cols) + right));
-    return row * cols + col;
+    return clamp(Math.floor(patch / cols) + down, 0, rows - 1) * cols + clamp((patch % cols) + right, 0, cols - 1);
   }
 
   /** The rectangle of a patch within the box { x, y, w, h } of the grid. */
   cell(patch, { x, y, w, h }) {
-    const [rows, cols] = this.image.grid;
-    return {
-      x: x + (patch % cols) * (w / cols),
-      y: y + Math.floor(patch / cols) * (h / rows),
-      w: w / cols,
-      h: h / rows,
-    };
+    const [rows, cols] = this.image.grid,
+      [wide, tall] = [w / cols, h / rows];
+    return { x: x + (patch % cols) * wide, y: y + Math.floor(patch / cols) * tall, w: wide, h: tall };
   }
 
   /** The patch at a point of that box, or null. */

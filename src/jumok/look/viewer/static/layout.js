@@ -1,128 +1,95 @@
 // The layout around the views: title, selectors, legend, panel, messages. It has no state of its own.
 
-import { CURVES, SCALES, formatWeight } from "./colours.js";
+import { CURVES, SCALES } from "./colours.js";
+import { createChoice, createField, createSelect, createSlider } from "./controls.js";
 import { icon, iconButton, createElement, createWord } from "./dom.js";
 import { Legend } from "./appearance.js";
 import { PinPanel } from "./pin_panel.js";
-import { truncateText } from "./token_text.js";
 
-const MAP_KEYS = [
-  ["← →", "previous, next head"],
-  ["↑ ↓", "previous, next layer"],
-  ["Shift + arrows", "move by cell"],
-  ["Enter, Esc", "pin, unpin the row"],
-  ["+ − 0", "zoom in, zoom out, fit to view"],
+const COMMON_KEYS = [
   ["1, 2, …", "switch view"],
   ["c", "switch comparison"],
-  ["n", "show weights in cells"],
   ["t", "toggle theme"],
   ["?", "show keyboard shortcuts"],
 ];
-const IMAGE_KEYS = [
-  ["← →, Home, End", "move by word"],
-  ["Shift + arrows", "move by patch"],
-  ["Enter, Esc", "pin the word, show the mean of all words"],
+const LAYER_KEYS = [
   ["h, Shift + h", "next, previous head"],
   ["↑ ↓", "previous, next layer"],
-  ["1, 2, …", "switch view"],
-  ["c", "switch comparison"],
-  ["t", "toggle theme"],
-  ["?", "show keyboard shortcuts"],
 ];
-const DOCUMENT_KEYS = [
-  ["← →", "previous, next hop"],
-  ["↑ ↓", "previous, next sentence"],
-  ["n p", "next, previous sentence by weight"],
-  ["Shift + ← →", "move by word"],
-  ["Enter, Esc", "pin, unpin the word"],
-  ["s", "weights relative to the document or to the sentence"],
-  ["Page ↑ ↓, Home, End", "scroll"],
-  ["1, 2, …", "switch view"],
-  ["c", "switch comparison"],
-  ["t", "toggle theme"],
-  ["?", "show keyboard shortcuts"],
-];
-const SPEECH_KEYS = [
-  ["Space", "play, pause"],
-  ["← →, Home, End", "move by step"],
-  ["Enter", "play from the step"],
-  ["Shift + ← →", "move by symbol"],
-  ["Esc", "clear the selection"],
-  ["h, Shift + h", "next, previous head"],
-  ["↑ ↓", "previous, next layer"],
-  ["1, 2, …", "switch view"],
-  ["c", "switch comparison"],
-  ["t", "toggle theme"],
-  ["?", "show keyboard shortcuts"],
-];
-
+// The keyboard shortcuts of a view, and how to use it with a pointer.
 const VIEW_HELP = {
-  map: [MAP_KEYS, "Drag to pan, scroll or pinch to zoom, click to pin a row."],
+  map: [
+    [
+      ["← →", "previous, next head"],
+      ["↑ ↓", "previous, next layer"],
+      ["Shift + arrows", "move by cell"],
+      ["Enter, Esc", "pin, unpin the row"],
+      ["+ − 0", "zoom in, zoom out, fit to view"],
+      ["n", "show weights in cells"],
+    ],
+    "Drag to pan, scroll or pinch to zoom, click to pin a row.",
+  ],
   document: [
-    DOCUMENT_KEYS,
+    [
+      ["← →", "previous, next hop"],
+      ["↑ ↓", "previous, next sentence"],
+      ["n p", "next, previous sentence by weight"],
+      ["Shift + ← →", "move by word"],
+      ["Enter, Esc", "pin, unpin the word"],
+      ["s", "weights relative to the document or to the sentence"],
+      ["Page ↑ ↓, Home, End", "scroll"],
+    ],
     "Hover a word to see its weight, click to pin it. Click the minimap to scroll.",
   ],
-  image: [IMAGE_KEYS, "Hover a word to see its patches, hover a patch to see its words; click a word to pin it."],
+  image: [
+    [
+      ["← →, Home, End", "move by word"],
+      ["Shift + arrows", "move by patch"],
+      ["Enter, Esc", "pin the word, show the mean of all words"],
+      ...LAYER_KEYS,
+    ],
+    "Hover a word to see its patches, hover a patch to see its words; click a word to pin it.",
+  ],
   speech: [
-    SPEECH_KEYS,
+    [
+      ["Space", "play, pause"],
+      ["← →, Home, End", "move by step"],
+      ["Enter", "play from the step"],
+      ["Shift + ← →", "move by symbol"],
+      ["Esc", "clear the selection"],
+      ...LAYER_KEYS,
+    ],
     "Hover a symbol to see its frames, hover a time to see its symbols; click to play from there.",
   ],
 };
+const VIEW_TITLES = {
+  ...{ document: "Document", image: "Image", speech: "Speech", map: "Map", arcs: "Arcs", text: "Text", heads: "Heads" },
+};
 
 export class ViewerLayout {
-  /** `actions`: set(change of state), step("layer" or "head", by), zoom(factor, 0 to fit), digits(), theme(), save(), unpin(). */
+  /** `actions`: set(change of state), step("layer" or "head", by), toggleDigits(), toggleTheme(), save(), unpin(). */
   constructor(full, actions) {
     this.actions = actions;
     this.tabs = createElement("div", { class: "jm-tabs", role: "tablist", aria: { label: "Views" } });
-    this.layerBox = createElement("select", {
-      class: "jm-select",
-      aria: { label: "Layer" },
-      onchange: () => actions.set({ layer: Number(this.layerBox.value) }),
-    });
+    this.layerBox = createSelect("Layer", {}, (value) => actions.set({ layer: Number(value) }));
     this.headBox = createElement("div", { class: "jm-chips", role: "radiogroup" });
     this.headName = createElement("span", { class: "jm-muted" });
-    this.comparisons = createElement("div", { class: "jm-tabs jm-comparisons", role: "group", aria: { label: "Compare" } });
+    const compare = { role: "group", aria: { label: "Compare" } };
+    this.comparisons = createElement("div", { class: "jm-tabs jm-comparisons", ...compare });
     this.title = createElement("h2", { class: "jm-title" });
     this.subtitle = createElement("p", { class: "jm-subtitle" });
-    this.digitsButton = iconButton("digits", "Show weights in cells (n)", () => actions.digits());
+    this.digitsButton = iconButton("digits", "Show weights in cells (n)", () => actions.toggleDigits());
     this.saveButton = iconButton("save", "Save as image", () => actions.save());
-    this.themeButton = iconButton("moon", "Toggle theme (t)", () => actions.theme());
+    this.themeButton = iconButton("moon", "Toggle theme (t)", () => actions.toggleTheme());
     this.content = createElement("div", { class: "jm-content" });
-    this.zooms = createElement("div", { class: "jm-zooms" }, [
-      iconButton("plus", "Zoom in (+)", () => actions.zoom(2)),
-      iconButton("minus", "Zoom out (−)", () => actions.zoom(0.5)),
-      iconButton("fit", "Fit to view (0)", () => actions.zoom(0)),
-    ]);
     this.legend = new Legend();
-    const options = (all) => Object.entries(all).map(([value, text]) => createElement("option", { value, text }));
-    this.curveBox = createElement(
-      "select",
-      {
-        class: "jm-select",
-        aria: { label: "Curve of the scale" },
-        onchange: () => actions.set({ curve: this.curveBox.value }),
-      },
-      options({ auto: "Automatic", ...CURVES }),
-    );
-    this.scaleBox = createElement(
-      "select",
-      { class: "jm-select", aria: { label: "Colours" }, onchange: () => actions.set({ scale: this.scaleBox.value }) },
-      options(SCALES),
-    );
-    this.contrast = createElement("input", {
-      type: "range",
-      min: "-1",
-      max: "3",
-      step: "0.1",
-      value: "0",
-      aria: { label: "Contrast" },
-      oninput: () => actions.set({ contrast: Number(this.contrast.value) }),
-    });
-    this.colours = createElement("label", { class: "jm-field" }, [createElement("span", { text: "Colours" }), this.scaleBox]);
+    const curves = { auto: "Automatic", ...CURVES },
+      range = { min: -1, max: 3, step: 0.1, value: 0 };
+    this.colours = createField("Colours", createSelect("Colours", SCALES, (scale) => actions.set({ scale })));
     this.settings = createElement("div", { class: "jm-settings" }, [
-      createElement("label", { class: "jm-field" }, [createElement("span", { text: "Scale" }), this.curveBox]),
+      createField("Scale", createSelect("Curve of the scale", curves, (curve) => actions.set({ curve }))),
       this.colours,
-      createElement("label", { class: "jm-field" }, [createElement("span", { text: "Contrast" }), this.contrast]),
+      createField("Contrast", createSlider("Contrast", range, (contrast) => actions.set({ contrast }))),
     ]);
     this.tooltip = createElement("div", { class: "jm-tooltip", role: "tooltip", hidden: true });
     this.liveRegion = createElement("div", { class: "jm-visually-hidden", aria: { live: "polite" } });
@@ -184,11 +151,11 @@ export class ViewerLayout {
       ]),
     );
     this.tabs.replaceChildren(
-      ...views.map(([view, text], n) =>
-        createChoice(text, state.view === view, () => actions.set({ view }), {
+      ...views.map((view, n) =>
+        createChoice(VIEW_TITLES[view], state.view === view, () => actions.set({ view }), {
           role: "tab",
           aria: { selected: `${state.view === view}` },
-          title: `${text} (${n + 1})`,
+          title: `${VIEW_TITLES[view]} (${n + 1})`,
           data: { view },
         }),
       ),
@@ -199,25 +166,26 @@ export class ViewerLayout {
       ),
     );
     this.layerBox.parentElement.hidden = layers.length < 2;
-    const { name, all } = chips; // heads, or the hops of a document
-    this.headName.textContent = `${name[0].toUpperCase()}${name.slice(1)}`;
-    this.headBox.setAttribute("aria-label", this.headName.textContent);
+    const { name, values } = chips, // heads, or the hops of a document
+      heading = `${name[0].toUpperCase()}${name.slice(1)}`;
+    this.headName.textContent = heading;
+    this.headBox.setAttribute("aria-label", heading);
     this.headBox.replaceChildren(
-      ...all.map((value) =>
-        createChoice(value === null ? "mean" : `${value}`, value === state[name], () => actions.set({ [name]: value }), {
+      ...values.map((value) => {
+        const isSelected = value === state[name],
+          label = value === null ? `Mean of all ${name}s` : `${heading} ${value}`;
+        return createChoice(value === null ? "mean" : `${value}`, isSelected, () => actions.set({ [name]: value }), {
           role: "radio",
-          aria: {
-            checked: `${value === state[name]}`,
-            label: value === null ? `Mean of all ${name}s` : `${this.headName.textContent} ${value}`,
-          },
+          aria: { checked: `${isSelected}`, label },
           data: { [name]: `${value}` },
-        }),
-      ),
+        });
+      }),
     );
-    this.headBox.parentElement.hidden = all.length < 2;
-    const [box, on] = [this.headBox, this.headBox.querySelector(".jm-on")].map((element) => element?.getBoundingClientRect());
+    this.headBox.parentElement.hidden = values.length < 2;
+    const box = this.headBox.getBoundingClientRect(),
+      selected = this.headBox.querySelector(".jm-on")?.getBoundingClientRect() ?? box;
     // Not scrollIntoView, which in a frame also scrolls the page around it.
-    if (on) this.headBox.scrollLeft += Math.min(0, on.left - box.left) + Math.max(0, on.right - box.right);
+    this.headBox.scrollLeft += Math.min(0, selected.left - box.left) + Math.max(0, selected.right - box.right);
     this.comparisons.hidden = !comparisons.length;
     this.comparisons.replaceChildren(
       ...comparisons.map(([value, text]) =>
@@ -231,37 +199,25 @@ export class ViewerLayout {
     this.digitsButton.hidden = state.view !== "map";
     const [keys, hint] = VIEW_HELP[state.view] ?? VIEW_HELP.map;
     this.keys.replaceChildren(
-      ...keys.flatMap(([key, text]) => [createElement("dt", {}, [createElement("kbd", { text: key })]), createElement("dd", { text })]),
+      ...[...keys, ...COMMON_KEYS].flatMap(([key, text]) => [
+        createElement("dt", {}, [createElement("kbd", { text: key })]),
+        createElement("dd", { text }),
+      ]),
     );
     this.hint.textContent = hint;
   }
 
-  /** Update what depends on the appearance. */
-  paint(theme, digits) {
+  updateAppearance(theme, digits) {
     this.themeButton.replaceChildren(icon(theme === "dark" ? "sun" : "moon"));
     this.digitsButton.setAttribute("aria-pressed", `${digits}`);
   }
 
-  /** Show the tooltip of a token: its position and its weight; null hides it. */
-  showTokenTooltip(token, event) {
-    if (!token) {
-      this.tooltip.hidden = true;
-      return;
-    }
-    const lines = [
-      createElement("div", { class: "jm-pair" }, [
-        createWord(truncateText(token.token, 60)),
-        createElement("span", { class: "jm-muted", text: `  ${token.place.toLocaleString("en-US")}` }),
-      ]),
-    ];
-    if (token.value !== null) lines.push(createElement("div", { class: "jm-weight", text: formatWeight(token.value, 4) }));
-    this.showTooltip(lines, event.clientX, event.clientY);
-  }
-
+  /** Show elements in a tooltip beside a point of the window; null hides it. */
   showTooltip(lines, x, y) {
+    this.tooltip.hidden = !lines;
+    if (!lines) return;
     const box = this.root.getBoundingClientRect();
-    this.tooltip.replaceChildren(...lines);
-    this.tooltip.hidden = false;
+    this.tooltip.replaceChildren(...lines.filter((line) => line !== null));
     const { offsetWidth: wide, offsetHeight: tall } = this.tooltip;
     const left = x - box.left + 16 + wide > box.width - 8 ? x - box.left - 16 - wide : x - box.left + 16;
     const top = y - box.top + 18 + tall > box.height - 4 ? y - box.top - 14 - tall : y - box.top + 18;
@@ -272,10 +228,4 @@ export class ViewerLayout {
   announce(text) {
     this.liveRegion.textContent = text;
   }
-}
-
-function createChoice(text, isOn, onclick, attributes) {
-  return createElement("button", { type: "button", class: isOn ? "jm-choice jm-on" : "jm-choice", onclick, ...attributes }, [
-    createWord(text),
-  ]);
 }

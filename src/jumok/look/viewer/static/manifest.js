@@ -2,39 +2,32 @@
 
 import { formatCount } from "./colours.js";
 
-const VIEWS = {
-  ...{ document: "Document", image: "Image", speech: "Speech", map: "Map", arcs: "Arcs" },
-  ...{ text: "Text", heads: "Heads" },
-};
+const VIEW_NAMES = ["document", "image", "speech", "map", "arcs", "text", "heads"];
 
-/** List the views of a layer, with their names. */
-export function listViews({ document: text, image, speech }, layer) {
-  const has = { document: Boolean(text), image: coversImage(image, layer), speech: coversSpeech(speech, layer) };
-  return Object.entries(VIEWS).filter(([name]) => has[name] ?? true);
+/** List the views of a layer. */
+export function listViews(item, layer) {
+  return VIEW_NAMES.filter((view) => (view === "document" ? item.document : canShow(view, item, layer)));
 }
 
 /** Choose the initial view, layer and head: the document, image or speech, if there is one. */
-export function chooseInitialView({ document: text, image, speech, layers }) {
-  if (text) return { view: "document", layer: 0, head: layers[0].heads[0] };
+export function chooseInitialView({ document, image, speech, layers }) {
   const view = image ? "image" : "speech",
-    layer = layers.findLastIndex((layer) => canShow(view, { image, speech }, layer));
-  if (layer < 0) return { view: "map", layer: 0, head: layers[0].heads[0] };
+    layer = document ? -1 : layers.findLastIndex((candidate) => canShow(view, { image, speech }, candidate));
+  if (layer < 0) return { view: document ? "document" : "map", layer: 0, head: layers[0].heads[0] };
   return { view, layer, head: layers[layer].has_mean ? null : layers[layer].heads[0] };
 }
 
-/** Whether a view can show a layer. */
-export function canShow(view, { image, speech }, layer) {
-  return view === "image" ? coversImage(image, layer) : view === "speech" ? coversSpeech(speech, layer) : true;
-}
-
-// Whether the keys of a layer are the patches of the image.
-function coversImage(image, { shape, kind }) {
-  return Boolean(image) && !/causal|channel/.test(kind) && shape[1] === image.num_prefix_keys + image.grid[0] * image.grid[1];
-}
-
-// Whether the queries of a layer are the steps of the speech.
-function coversSpeech(speech, { shape, kind }) {
-  return Boolean(speech) && kind !== "channel" && shape[0] === Math.ceil(speech.shape[1] / speech.frames_per_step);
+/** Whether a view can show a layer: the keys of an image are its patches, the queries of speech are its steps. */
+export function canShow(view, { image, speech }, { shape: [numQueries, numKeys], kind }) {
+  if (view === "image")
+    return (
+      Boolean(image) &&
+      !/causal|channel/.test(kind) &&
+      numKeys === image.num_prefix_keys + image.grid[0] * image.grid[1]
+    );
+  if (view === "speech")
+    return Boolean(speech) && kind !== "channel" && numQueries === Math.ceil(speech.shape[1] / speech.frames_per_step);
+  return true;
 }
 
 /** Describe the kind and size of a layer. */
@@ -47,7 +40,7 @@ export function describeLayer(view, { image, speech }, { kind, shape }) {
   if (kind === "channel") return [name, `${formatCount(shape[0])} × ${formatCount(shape[1])} channels`];
   if (view !== "image") return [name, `${formatCount(shape[0])} × ${formatCount(shape[1])} tokens`];
   const patches = image.grid.map(formatCount).join(" × ");
-  return shape[0] === shape[1] ? [name, `${patches} patches`] : [name, pluralize(shape[0], "word"), `${patches} patches`];
+  return [name, ...(shape[0] === shape[1] ? [] : [pluralize(shape[0], "word")]), `${patches} patches`];
 }
 
 /** Describe the length of a document. */

@@ -1,6 +1,7 @@
 // Painting of a map: its tiles, the words along its axes, and the minimap.
 
-import { formatCount, needsDarkInk } from "./colours.js";
+import { formatCount } from "./colours.js";
+import { clamp } from "./dom.js";
 import { isRightToLeft, truncateText } from "./token_text.js";
 
 const MIN_WORD_SIZE = 12; // minimum size in pixels of a token with a word
@@ -46,7 +47,7 @@ export function paintMap(map, context, dots) {
 
 function paintTiles(map, context, X, Y) {
   const zoom = map.zoomLevel(),
-    last = Math.max(map.rows.coarsest, map.cols.coarsest);
+    last = map.grid.coarsest;
   const visible = [...map.visibleTiles(zoom)];
   const isComplete = visible.every(([i, j]) => map.tile(zoom, i, j)?.image);
   // Until all tiles are loaded, coarser ones are visible.
@@ -54,17 +55,19 @@ function paintTiles(map, context, X, Y) {
     const size = Math.sqrt(map.view.sx * map.view.sy) * 2 ** level;
     context.imageSmoothingEnabled = size < 2.5;
     context.imageSmoothingQuality = size < 1 ? "medium" : "low";
-    for (const [i, j] of level === zoom ? visible : map.visibleTiles(level)) {
-      const tile = map.tile(level, i, j);
-      const image = tile && map.tileImage(tile, map.cols.cell(level));
-      if (!image) continue;
-      const x = X(map.cols.start(level, j)),
-        y = Y(map.rows.start(level, i));
-      const w = X(map.cols.end(level, j)) - x,
-        h = Y(map.rows.end(level, i)) - y;
-      context.drawImage(image, x, y, w, h);
-    }
+    for (const [i, j] of level === zoom ? visible : map.visibleTiles(level))
+      paintTile(map, context, X, Y, level, i, j);
   }
+}
+
+function paintTile(map, context, X, Y, level, i, j) {
+  const { rows, cols } = map.grid,
+    tile = map.tile(level, i, j),
+    image = tile && map.tileImage(tile, cols.cell(level));
+  if (!image) return;
+  const x = X(cols.start(level, j)),
+    y = Y(rows.start(level, i));
+  context.drawImage(image, x, y, X(cols.end(level, j)) - x, Y(rows.end(level, i)) - y);
 }
 
 function paintLines(map, context, X, Y, plot, dots) {
@@ -79,7 +82,8 @@ function paintLines(map, context, X, Y, plot, dots) {
 
 function paintDigits(map, context, X, Y, plot) {
   const { view, appearance } = map;
-  const curve = appearance.curveAt(map.cols.cell(map.zoomLevel()));
+  const curve = appearance.curveAt(map.grid.cols.cell(map.zoomLevel())),
+    diverging = appearance.divergingCurve;
   context.font = appearance.smallFont;
   context.textAlign = "center";
   context.textBaseline = "middle";
@@ -87,11 +91,12 @@ function paintDigits(map, context, X, Y, plot) {
     for (let col = Math.floor(view.x); col < view.x + plot.w / view.sx; col += 1) {
       const cell = map.cellAt(row, col);
       if (!cell?.single) continue;
-      const colour =
-        map.content.baseline === null
-          ? appearance.list[Math.round(curve.to(cell.weight) * 255)]
-          : appearance.divergingList[Math.round(127.5 + Math.sign(cell.weight) * 127.5 * appearance.divergingCurve.to(Math.abs(cell.weight)))];
-      context.fillStyle = needsDarkInk(colour) ? "#16191f" : "#ffffff";
+      const change = Math.sign(cell.weight) * diverging.to(Math.abs(cell.weight)),
+        colour =
+          map.content.baseline === null
+            ? appearance.list[Math.round(curve.to(cell.weight) * 255)]
+            : appearance.divergingList[Math.round(127.5 + 127.5 * change)];
+      context.fillStyle = appearance.inkOn(colour);
       const text = cell.weight.toFixed(2).replace(/^(-?)0\./, "$1.");
       context.fillText(text, (X(col) + X(col + 1)) / 2, (Y(row) + Y(row + 1)) / 2);
     }
@@ -134,8 +139,9 @@ function paintRowWords(map, context, Y, plot) {
       )
     )
       continue;
-    if (words && rows)
-      paintWord(map, context, truncateText(rows[row]), plot.x - 8, y, maxWidth, "right", inks.ink, appearance.fontFor(view.sy * 0.95));
+    const font = appearance.fontFor(view.sy * 0.95);
+    const text = words && rows && truncateText(rows[row]);
+    if (text) paintWord(map, context, text, plot.x - 8, y, maxWidth, "right", inks.ink, font);
     else paintNumber(map, context, row, plot.x - 8, y, "right");
   }
   for (const [row, ink] of [
@@ -143,7 +149,7 @@ function paintRowWords(map, context, Y, plot) {
     [map.pinned, inks.pin],
   ]) {
     if (row === null || row === undefined) continue;
-    const y = Math.min(plot.y + plot.h, Math.max(plot.y, (Y(row) + Y(row + 1)) / 2));
+    const y = clamp((Y(row) + Y(row + 1)) / 2, plot.y, plot.y + plot.h);
     if (row !== map.hover?.row && (row + 1 < view.y || row > view.y + plot.h / view.sy)) continue;
     paintTag(map, context, rows ? truncateText(rows[row]) : formatCount(row), plot.x - 8, y, maxWidth, "right", ink);
   }
@@ -163,25 +169,28 @@ function paintColumnWords(map, context, X, plot) {
     const x = (X(col) + X(col + 1)) / 2;
     if (col < 0 || x < plot.x - 1 || x > plot.x + plot.w + 1) continue;
     if (tag !== null && (tag === col || (!(words && cols) && Math.abs((tag - col) * view.sx) < clearance))) continue;
-    if (words && cols && isUpright)
-      paintWord(map, context, truncateText(cols[col]), x, plot.y - 14, view.sx - 4, "center", inks.ink, appearance.font);
-    else if (words && cols)
-      paintRotated(map, context, truncateText(cols[col]), x, plot.y - 7, inks.ink, appearance.fontFor(view.sx * 0.8));
+    const text = words && cols && truncateText(cols[col]);
+    if (text && isUpright)
+      paintWord(map, context, text, x, plot.y - 14, view.sx - 4, "center", inks.ink, appearance.font);
+    else if (text) paintRotated(map, context, text, x, plot.y - 7, inks.ink, appearance.fontFor(view.sx * 0.8));
     else if (!words || col % Math.max(1, Math.ceil(64 / view.sx)) === 0)
       paintNumber(map, context, col, x, plot.y - 12, "center");
   }
   if (tag === null) return;
-  const x = Math.min(plot.x + plot.w, Math.max(plot.x, (X(tag) + X(tag + 1)) / 2));
-  if (words && cols && !isUpright)
-    paintRotated(map, context, truncateText(cols[tag]), x, plot.y - 7, inks.accent, appearance.fontFor(view.sx * 0.8, 650));
-  else paintTag(map, context, cols ? truncateText(cols[tag]) : formatCount(tag), x, plot.y - 14, 170, "center", inks.accent);
+  const x = clamp((X(tag) + X(tag + 1)) / 2, plot.x, plot.x + plot.w),
+    text = cols ? truncateText(cols[tag]) : formatCount(tag),
+    font = appearance.fontFor(view.sx * 0.8, 650);
+  if (words && cols && !isUpright) paintRotated(map, context, text, x, plot.y - 7, inks.accent, font);
+  else paintTag(map, context, text, x, plot.y - 14, 170, "center", inks.accent);
 }
 
 function paintNumber(map, context, number, x, y, align) {
   context.font = map.appearance.smallFont;
   context.fillStyle = map.appearance.inks.muted;
   context.textAlign = align;
-  context.fillText(formatCount(number), x, y);
+  const text = formatCount(number),
+    half = context.measureText(text).width / 2; // a centred number stays within the canvas
+  context.fillText(text, align === "center" ? clamp(x, half, map.size.width - half) : x, y);
 }
 
 function paintWord(map, context, text, x, y, maxWidth, align, ink, font) {
@@ -207,12 +216,13 @@ function paintTag(map, context, text, x, y, maxWidth, align, ink) {
   map.ruler.use(map.appearance.font);
   const fitted = map.ruler.fit(text, maxWidth),
     wide = map.ruler.width(fitted) + 10;
-  const left = align === "right" ? x - wide + 5 : Math.min(Math.max(2, x - wide / 2), map.size.width - wide - 2);
+  const left = align === "right" ? x - wide + 5 : clamp(x - wide / 2, 2, map.size.width - wide - 2);
   context.fillStyle = ink;
   context.beginPath();
   context.roundRect(left, y - 10, wide, 20, 4);
   context.fill();
-  paintWord(map, context, fitted, left + wide / 2, y + 0.5, maxWidth, "center", map.appearance.inks.page, map.appearance.font);
+  const { inks, font } = map.appearance;
+  paintWord(map, context, fitted, left + wide / 2, y + 0.5, maxWidth, "center", inks.page, font);
 }
 
 // The position in a large map, shown when a small part of it fills the view.
@@ -238,31 +248,12 @@ function paintMinimap(map, context, plot) {
   context.lineWidth = 1;
   context.strokeRect(x - 3.5, y - 3.5, w + 7, h + 7);
   context.imageSmoothingEnabled = true;
-  const last = Math.max(map.rows.coarsest, map.cols.coarsest);
-  for (let i = 0; i < map.rows.numTiles(last); i += 1) {
-    for (let j = 0; j < map.cols.numTiles(last); j += 1) {
-      const tile = map.tile(last, i, j),
-        image = tile && map.tileImage(tile, map.cols.cell(last));
-      if (!image) continue;
-      const sx = w / content.shape[1],
-        sy = h / content.shape[0];
-      context.drawImage(
-        image,
-        x + map.cols.start(last, j) * sx,
-        y + map.rows.start(last, i) * sy,
-        (map.cols.end(last, j) - map.cols.start(last, j)) * sx,
-        (map.rows.end(last, i) - map.rows.start(last, i)) * sy,
-      );
-    }
-  }
+  const X = (col) => x + (col * w) / content.shape[1],
+    Y = (row) => y + (row * h) / content.shape[0];
+  for (const [i, j] of map.grid.indices(map.grid.coarsest)) paintTile(map, context, X, Y, map.grid.coarsest, i, j);
   context.strokeStyle = appearance.inks.pin;
   context.lineWidth = 1.5;
-  const wide = Math.max(4, ((plot.w / view.sx) * w) / content.shape[1]),
-    tall = Math.max(4, ((plot.h / view.sy) * h) / content.shape[0]);
-  context.strokeRect(
-    x + Math.min(w - wide, (view.x * w) / content.shape[1]),
-    y + Math.min(h - tall, (view.y * h) / content.shape[0]),
-    wide,
-    tall,
-  );
+  const wide = Math.max(4, X(plot.w / view.sx) - x),
+    tall = Math.max(4, Y(plot.h / view.sy) - y);
+  context.strokeRect(Math.min(x + w - wide, X(view.x)), Math.min(y + h - tall, Y(view.y)), wide, tall);
 }

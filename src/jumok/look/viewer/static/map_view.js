@@ -1,11 +1,11 @@
-// A heat map of any size. A short input shows its words on both axes; a long one is panned and zoomed like a street map,
-// with the tiles of the current zoom, and words where they fit.
+// A heat map of any size. A short input shows its words on both axes; a long one is panned and zoomed like a street
+// map, with the tiles of the current zoom, and words where they fit.
 
 import { LABEL_ANGLE, paintMap } from "./map_painter.js";
-import { formatCount, formatWeight } from "./colours.js";
-import { sizeCanvas, createElement } from "./dom.js";
+import { formatCount } from "./colours.js";
+import { clamp, createElement, createPixels, encodePng, sizeCanvas } from "./dom.js";
 import { Ruler, truncateText } from "./token_text.js";
-import { Axis, keyOf, TILE_SIZE } from "./tiles.js";
+import { keyOf, TileGrid } from "./tiles.js";
 
 const MAX_FIT_SIZE = 46; // pixels of a row or column, when all of a short map is shown
 const MAX_ZOOM_SIZE = 72; // pixels of a row or column at the highest zoom
@@ -20,7 +20,8 @@ export class MapView {
     numViews += 1;
     this.owner = `map ${numViews}`;
     this.ruler = new Ruler();
-    this.canvas = createElement("canvas", { class: "jm-canvas", role: "img", tabindex: "0", aria: { label: "Attention map" } });
+    const aria = { label: "Attention map" };
+    this.canvas = createElement("canvas", { class: "jm-canvas", role: "img", tabindex: "0", aria });
     this.el = createElement("div", { class: "jm-map" }, [this.canvas]);
     this.pointers = new Map();
     this.hover = null;
@@ -34,19 +35,17 @@ export class MapView {
     this.listen();
   }
 
-  /** `content`: { data, baseline, layer, head, shape, finestZoom, rows, cols }; baseline: the data to subtract, or null. */
+  /**
+   * `content`: { data, baseline, layer, head, shape, finestZoom, rows, cols, label }; baseline: the data to subtract,
+   * or null.
+   */
   show(content) {
-    const before = this.content;
+    const before = this.content,
+      { rows, cols, shape } = content;
     this.content = content;
-    this.rows = new Axis(content.shape[0]);
-    this.cols = new Axis(content.shape[1]);
+    this.grid = new TileGrid(shape);
     this.hover = null;
-    const isSame =
-      before &&
-      before.rows === content.rows &&
-      before.cols === content.cols &&
-      `${before.shape}` === `${content.shape}`;
-    if (!isSame) this.fitNext = true;
+    if (before?.rows !== rows || before.cols !== cols || `${before.shape}` !== `${shape}`) this.fitNext = true;
     this.canvas.setAttribute("aria-label", content.label);
     this.resize();
   }
@@ -75,7 +74,8 @@ export class MapView {
       return most;
     };
     const measureNumber = (length) => this.ruler.width(formatCount(length)) + 6;
-    this.left = Math.max(rows ? Math.min(measureWidest(rows), Math.max(56, 0.24 * width), 190) : 0, measureNumber(shape[0])) + 14;
+    const rowWidth = rows ? Math.min(measureWidest(rows), Math.max(56, 0.24 * width), 190) : 0;
+    this.left = Math.max(rowWidth, measureNumber(shape[0])) + 14;
     this.wordWidth = cols ? Math.min(measureWidest(cols), Math.max(56, 0.24 * height), 150) : 0;
     this.isUpright = this.wordWidth + 10 <= Math.min(MAX_FIT_SIZE, (width - this.left - 24) / shape[1]);
     this.top = cols && !this.isUpright ? this.wordWidth * Math.sin(LABEL_ANGLE) + 22 : 30;
@@ -115,12 +115,12 @@ export class MapView {
 
   clamp() {
     const { view, content } = this;
-    const scale = Math.min(this.maxZoom, Math.max(1, view.sx / this.minScale.sx));
+    const scale = clamp(view.sx / this.minScale.sx, 1, this.maxZoom);
     view.sx = this.minScale.sx * scale;
     view.sy = this.minScale.sy * scale;
     const plot = this.plot();
-    view.x = Math.min(Math.max(0, view.x), Math.max(0, content.shape[1] - plot.w / view.sx));
-    view.y = Math.min(Math.max(0, view.y), Math.max(0, content.shape[0] - plot.h / view.sy));
+    view.x = clamp(view.x, 0, Math.max(0, content.shape[1] - plot.w / view.sx));
+    view.y = clamp(view.y, 0, Math.max(0, content.shape[0] - plot.h / view.sy));
   }
 
   /** Zoom by a factor around a point of the canvas. */
@@ -141,12 +141,12 @@ export class MapView {
   }
 
   /** Zoom with an animation, unless the user prefers reduced motion. */
-  glide(factor, at = null) {
+  zoomSmoothly(factor, at = null) {
     if (globalThis.matchMedia?.("(prefers-reduced-motion: reduce)").matches) return this.zoom(factor, at);
     let last = 0;
-    const began = performance.now();
+    const start = performance.now();
     const step = (now) => {
-      const part = Math.min(1, (now - began) / 170),
+      const part = Math.min(1, (now - start) / 170),
         eased = 1 - (1 - part) ** 3;
       this.zoom(factor ** (eased - last), at);
       last = eased;
@@ -203,23 +203,11 @@ export class MapView {
 
   zoomLevel() {
     const scale = Math.sqrt(this.view.sx * this.view.sy);
-    const last = Math.max(this.rows.coarsest, this.cols.coarsest);
-    return Math.min(last, Math.max(this.content.finestZoom, Math.ceil(Math.log2(1 / scale) - 0.01)));
+    return Math.min(this.grid.coarsest, Math.max(this.content.finestZoom, Math.ceil(Math.log2(1 / scale) - 0.01)));
   }
 
   request(zoom, i, j, data = this.content.data) {
-    const { layer, head } = this.content,
-      top = this.rows.start(zoom, i),
-      left = this.cols.start(zoom, j);
-    return {
-      data,
-      layer,
-      head,
-      quantity: "pooled_map",
-      size: TILE_SIZE,
-      rows: [top, this.rows.end(zoom, i)],
-      cols: [left, this.cols.end(zoom, j)],
-    };
+    return this.grid.request({ ...this.content, data }, zoom, i, j);
   }
 
   tile(zoom, i, j) {
@@ -243,72 +231,63 @@ export class MapView {
     const { view } = this,
       plot = this.plot(),
       epsilon = 1e-6;
-    const top = this.rows.at(zoom, view.y),
-      bottom = this.rows.at(zoom, view.y + plot.h / view.sy - epsilon);
-    const left = this.cols.at(zoom, view.x),
-      right = this.cols.at(zoom, view.x + plot.w / view.sx - epsilon);
+    const top = this.grid.rows.at(zoom, view.y),
+      bottom = this.grid.rows.at(zoom, view.y + plot.h / view.sy - epsilon);
+    const left = this.grid.cols.at(zoom, view.x),
+      right = this.grid.cols.at(zoom, view.x + plot.w / view.sx - epsilon);
     for (let i = top; i <= bottom; i += 1) for (let j = left; j <= right; j += 1) yield [i, j];
   }
 
   // Request the visible tiles, nearest to the centre first, and the coarsest zoom, which substitutes for missing tiles.
   requestTiles() {
-    const { view } = this,
+    const { view, grid, content } = this,
       plot = this.plot(),
       zoom = this.zoomLevel(),
-      entries = [];
-    const middle = [view.y + plot.h / view.sy / 2, view.x + plot.w / view.sx / 2];
-    const numbers = this.content.baseline === null ? [this.content.data] : [this.content.data, this.content.baseline];
-    const add = (level, i, j, priority) => {
-      for (const data of numbers) {
-        entries.push({ request: this.request(level, i, j, data), priority, onLoad: () => this.refresh() });
-      }
-    };
-    for (const [i, j] of this.visibleTiles(zoom)) {
-      const tall = this.rows.span(zoom),
-        wide = this.cols.span(zoom);
-      const distance = Math.hypot(
-        (this.rows.start(zoom, i) + tall / 2 - middle[0]) / tall,
-        (this.cols.start(zoom, j) + wide / 2 - middle[1]) / wide,
+      row = view.y + plot.h / view.sy / 2,
+      col = view.x + plot.w / view.sx / 2,
+      tall = grid.rows.span(zoom),
+      wide = grid.cols.span(zoom);
+    const distance = (i, j) =>
+      Math.hypot(
+        (grid.rows.start(zoom, i) + tall / 2 - row) / tall,
+        (grid.cols.start(zoom, j) + wide / 2 - col) / wide,
       );
-      add(zoom, i, j, 1 + distance);
-    }
-    const last = Math.max(this.rows.coarsest, this.cols.coarsest);
-    for (let i = 0; i < this.rows.numTiles(last); i += 1)
-      for (let j = 0; j < this.cols.numTiles(last); j += 1) add(last, i, j, 0);
-    this.store.request(this.owner, entries);
+    const createEntries = (level, [i, j], priority) =>
+      [content.data, content.baseline]
+        .filter((data) => data !== null)
+        .map((data) => ({ request: this.request(level, i, j, data), priority, onLoad: () => this.refresh() }));
+    this.store.request(this.owner, [
+      ...[...this.visibleTiles(zoom)].flatMap((tile) => createEntries(zoom, tile, 1 + distance(...tile))),
+      ...[...grid.indices(grid.coarsest)].flatMap((tile) => createEntries(grid.coarsest, tile, 0)),
+    ]);
+  }
+
+  abortRequests() {
+    this.store.request(this.owner, []);
   }
 
   // Return the image of a tile in the current colours. The number of tiles that are coloured in a frame is limited.
   tileImage(tile, width) {
     const { appearance } = this,
-      zoom = this.cols.cell(this.zoomLevel()),
+      zoom = this.grid.cols.cell(this.zoomLevel()),
       version = `${appearance.version} ${zoom}`;
     if (tile.version === version && tile.image) return tile.image;
     if (performance.now() > this.paintUntil && !this.saving) {
       this.refresh();
       return tile.image;
     }
-    if (!tile.image) {
-      tile.image = document.createElement("canvas");
-      tile.image.width = tile.cols;
-      tile.image.height = tile.rows;
-    }
-    const context = tile.image.getContext("2d"),
-      data = context.createImageData(tile.cols, tile.rows);
-    const pixels = new Uint32Array(data.data.buffer),
-      { values } = tile,
-      { colours } = appearance;
-    if (this.content.baseline === null) {
-      const { to } = appearance.curveAt(zoom);
-      for (let n = 0; n < values.length; n += 1) pixels[n] = colours[Math.round(to(values[n] / width) * 255)];
-    } else {
-      const { to } = appearance.divergingCurve;
+    const { values } = tile,
+      { to } = this.content.baseline === null ? appearance.curveAt(zoom) : appearance.divergingCurve,
+      { colours, divergingColours } = appearance;
+    tile.image = createPixels(tile.cols, tile.rows, (pixels) => {
       for (let n = 0; n < values.length; n += 1) {
-        const position = to(Math.abs(values[n]) / width);
-        pixels[n] = appearance.divergingColours[Math.round(127.5 + (values[n] < 0 ? -1 : 1) * 127.5 * position)];
+        if (this.content.baseline === null) pixels[n] = colours[Math.round(to(values[n] / width) * 255)];
+        else {
+          const change = Math.sign(values[n]) * to(Math.abs(values[n]) / width);
+          pixels[n] = divergingColours[Math.round(127.5 + 127.5 * change)];
+        }
       }
-    }
-    context.putImageData(data, 0, 0);
+    });
     tile.version = version;
     return tile.image;
   }
@@ -316,14 +295,14 @@ export class MapView {
   /** Return the cell at a row and column, with its weight; undefined while it is loading. */
   cellAt(row, col) {
     const zoom = this.zoomLevel(),
-      i = this.rows.at(zoom, row),
-      j = this.cols.at(zoom, col);
+      i = this.grid.rows.at(zoom, row),
+      j = this.grid.cols.at(zoom, col);
     const tile = this.tile(zoom, i, j);
     if (!tile) return undefined;
-    const top = this.rows.start(zoom, i),
-      left = this.cols.start(zoom, j);
-    const tall = this.rows.cell(zoom),
-      wide = this.cols.cell(zoom);
+    const top = this.grid.rows.start(zoom, i),
+      left = this.grid.cols.start(zoom, j);
+    const tall = this.grid.rows.cell(zoom),
+      wide = this.grid.cols.cell(zoom);
     const y = Math.min(tile.rows - 1, Math.floor((row - top) / tall)),
       x = Math.min(tile.cols - 1, Math.floor((col - left) / wide));
     return {
@@ -336,7 +315,7 @@ export class MapView {
 
   // ---------------------------------------------------------------- saving
 
-  /** Save the map as an image, without the hovered cell, at `dots` pixels per CSS pixel; `drawBelow` draws the legend. */
+  /** Save the map as an image, without the hovered cell, `dots` pixels per CSS pixel; `drawBelow` draws the legend. */
   async save(dots, extra, drawBelow) {
     const { width, height } = this.size,
       plot = this.plot();
@@ -353,7 +332,7 @@ export class MapView {
     this.hover = hover;
     this.saving = false;
     drawBelow(context, plot.x, tall - extra, plot.w);
-    return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+    return encodePng(canvas);
   }
 
   // ---------------------------------------------------------------- pointer
@@ -393,7 +372,7 @@ export class MapView {
 
   listen() {
     const { canvas } = this;
-    let began = null,
+    let press = null,
       gap = 0;
     const release = (event) => {
       this.pointers.delete(event.pointerId);
@@ -404,8 +383,8 @@ export class MapView {
       const at = this.pointOf(event);
       canvas.setPointerCapture(event.pointerId);
       this.pointers.set(event.pointerId, at);
-      began = this.pointers.size === 1 ? { at, moved: false, minimap: this.within(at, this.minimap) } : null;
-      if (began?.minimap) this.moveTo(at);
+      press = this.pointers.size === 1 ? { at, moved: false, minimap: this.within(at, this.minimap) } : null;
+      if (press?.minimap) this.moveTo(at);
     });
     canvas.addEventListener("pointermove", (event) => {
       if (!this.size) return;
@@ -420,10 +399,10 @@ export class MapView {
         gap = now;
         return;
       }
-      if (!began) return;
-      if (began.minimap) return void this.moveTo(at);
-      if (Math.hypot(at.x - began.at.x, at.y - began.at.y) > MAX_CLICK_MOVEMENT) began.moved = true;
-      if (began.moved) {
+      if (!press) return;
+      if (press.minimap) return void this.moveTo(at);
+      if (Math.hypot(at.x - press.at.x, at.y - press.at.y) > MAX_CLICK_MOVEMENT) press.moved = true;
+      if (press.moved) {
         this.hover = null;
         this.events.hover(null);
         this.pan(at.x - before.x, at.y - before.y);
@@ -431,26 +410,24 @@ export class MapView {
     });
     canvas.addEventListener("pointerup", (event) => {
       release(event);
-      const click = began && !began.moved && !began.minimap && this.locate(began.at);
-      began = null;
+      const click = press && !press.moved && !press.minimap && this.locate(press.at);
+      press = null;
       if (click && click.row !== null) this.events.pin(click.row);
     });
     canvas.addEventListener("pointercancel", release);
     canvas.addEventListener("pointerleave", () => this.handlePointer(null));
-    canvas.addEventListener("dblclick", (event) => this.glide(event.shiftKey ? 0.4 : 2.5, this.pointOf(event)));
+    canvas.addEventListener("dblclick", (event) => this.zoomSmoothly(event.shiftKey ? 0.4 : 2.5, this.pointOf(event)));
     canvas.addEventListener(
       "wheel",
       (event) => {
         // On a page that scrolls, the wheel scrolls the page until the map is clicked.
-        if (!this.size || (this.appearance.sharesWheel && !event.ctrlKey && !event.metaKey && document.activeElement !== canvas))
-          return;
+        const isClicked = document.activeElement === canvas;
+        if (!this.size || (this.appearance.sharesWheel && !event.ctrlKey && !event.metaKey && !isClicked)) return;
         event.preventDefault();
-        const lines = event.deltaMode === 1 ? 18 : 1;
-        this.zoom(
-          Math.exp(-Math.max(-400, Math.min(400, event.deltaY * lines)) * (event.ctrlKey ? 0.008 : 0.0022)),
-          this.pointOf(event),
-        );
-        this.handlePointer(this.pointOf(event));
+        const distance = clamp(event.deltaY * (event.deltaMode === 1 ? 18 : 1), -400, 400),
+          point = this.pointOf(event);
+        this.zoom(Math.exp(-distance * (event.ctrlKey ? 0.008 : 0.0022)), point);
+        this.handlePointer(point);
       },
       { passive: false },
     );
@@ -472,27 +449,6 @@ export class MapView {
   close() {
     this.resizeObserver.disconnect();
     cancelAnimationFrame(this.waiting);
-    this.store.request(this.owner, []);
+    this.abortRequests();
   }
-}
-
-/** Describe a hovered cell: query, key and weight. */
-export function describeCell(place, content) {
-  const { cell } = place,
-    name = (texts, n) => (texts ? truncateText(texts[n], 40) : formatCount(n));
-  const range = ([first, last]) => (last - first === 1 ? formatCount(first) : `${formatCount(first)} to ${formatCount(last - 1)}`);
-  if (!cell) return null;
-  if (cell.single)
-    return {
-      from: name(content.rows, place.row),
-      to: name(content.cols, place.col),
-      weight: formatWeight(cell.weight, 4),
-      single: true,
-    };
-  return {
-    from: `rows ${range(cell.rows)}`,
-    to: `columns ${range(cell.cols)}`,
-    weight: formatWeight(cell.weight),
-    single: false,
-  };
 }

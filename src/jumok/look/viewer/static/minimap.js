@@ -1,6 +1,6 @@
 // A thin strip beside a text, as in editors: the weights of the whole text, and the visible part.
 
-import { sizeCanvas, createElement } from "./dom.js";
+import { clamp, createElement, sizeCanvas } from "./dom.js";
 
 const WIDTH = 14; // pixels
 
@@ -8,7 +8,7 @@ export class Minimap {
   /** `seek(part)`: scroll to a position, 0 to 1. */
   constructor({ appearance, seek }) {
     this.appearance = appearance;
-    const follow = (event) => seek(Math.max(0, Math.min(1, event.offsetY / this.el.clientHeight)));
+    const follow = (event) => seek(clamp(event.offsetY / this.el.clientHeight, 0, 1));
     this.el = createElement("canvas", {
       class: "jm-minimap",
       role: "img",
@@ -36,7 +36,7 @@ export class Minimap {
     context.stroke();
     if (pinnedWord === null) return;
     context.fillStyle = inks.pin;
-    context.fillRect(0, Math.max(0, Math.min(height - 3, y(pinnedWord) - 1)), WIDTH, 3);
+    context.fillRect(0, clamp(y(pinnedWord) - 1, 0, height - 3), WIDTH, 3);
   }
 
   // One pixel wide: the highest weight of each section.

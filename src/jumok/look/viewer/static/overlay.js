@@ -24,13 +24,14 @@ export function regionBox({ region: [left, top, right, bottom] }, width, height)
 }
 
 /**
- * Paint the weights of all patches over an image of `width` by `height` pixels. `curve` maps a weight to its position on
- * the scale.
+ * Paint the weights of all patches over an image of `width` by `height` pixels. `curve` maps a weight to its position
+ * on the scale; `maxPixels` limits the longer side of the interpolated map.
  */
-export function paintOverlay(context, { weights, image, curve, appearance, strength, width, height, fine = MAP_PIXELS }) {
-  const [rows, cols] = image.grid,
+export function paintOverlay(context, overlay) {
+  const { weights, image, curve, appearance, strength, width, height, maxPixels = MAP_PIXELS } = overlay,
+    [rows, cols] = image.grid,
     box = regionBox(image, width, height),
-    size = fine / Math.max(box.w, box.h);
+    size = maxPixels / Math.max(box.w, box.h);
   const across = Math.max(cols, Math.round(box.w * size)),
     down = Math.max(rows, Math.round(box.h * size));
   const pixelWeights = interpolateWeights(weights, rows, cols, down, across),

@@ -1,10 +1,12 @@
 // The highest weights of a pinned query, as a list.
 
 import { formatCount, formatWeight } from "./colours.js";
+import { createMeter } from "./controls.js";
 import { iconButton, createElement, createWord } from "./dom.js";
 import { truncateText } from "./token_text.js";
 
-const MAX_LINES = 14;
+const MAX_LINES = 14,
+  MAX_HOPS = 64;
 
 export class PinPanel {
   constructor({ close }) {
@@ -29,9 +31,10 @@ export class PinPanel {
 
   setHeading(text, place) {
     this.el.hidden = false;
+    const number = place === null ? "" : ` ${formatCount(place)}`;
     this.heading.replaceChildren(
       createWord(truncateText(text, 60)),
-      ...(place === null ? [] : [createElement("span", { class: "jm-muted jm-number", text: ` ${formatCount(place)}` })]),
+      createElement("span", { class: "jm-muted jm-number", text: number }),
     );
   }
 
@@ -45,32 +48,24 @@ export class PinPanel {
   show({ content, pinned, rows, labels, appearance }) {
     this.setQuery(content, pinned);
     const best = rankWeights(rows, MAX_LINES),
-      most = Math.max(...best.map((n) => Math.max(...rows.map((row) => row[n]))), 1e-12);
-    const sum = best.reduce((total, n) => total + rows.at(-1)[n], 0);
-    const part = rows.length === 1 && rows[0].length > MAX_LINES ? ` · these have ${(100 * sum).toFixed(1)} %` : "";
+      most = Math.max(...best.flatMap((n) => rows.map((row) => row[n])), 1e-12),
+      sum = best.reduce((total, n) => total + rows.at(-1)[n], 0),
+      part = rows.length === 1 && rows[0].length > MAX_LINES ? ` · these have ${(100 * sum).toFixed(1)} %` : "",
+      { accent, muted } = appearance.inks;
     this.lead.textContent = `Entropy ${rows.map((row) => entropy(row).toFixed(2)).join(" → ")} bits${part}`;
     this.list.replaceChildren(
       ...best.map((n) =>
-        createElement("li", { data: { place: n } }, [
-          createWord(content.cols ? truncateText(content.cols[n], 40) : formatCount(n), { class: "jm-key" }),
-          createElement("span", { class: "jm-number jm-muted", text: content.cols ? formatCount(n) : "" }),
-          createElement(
-            "span",
-            { class: "jm-meters" },
-            rows.map((row, k) =>
-              createMeter(
-                row[n] / most,
-                rows.length > 1 && k === 0 ? appearance.inks.muted : appearance.inks.accent,
-                rows.length > 1 ? labels[k] : "",
-              ),
-            ),
+        createLine({
+          place: n,
+          name: createWord(content.cols ? truncateText(content.cols[n], 40) : formatCount(n), { class: "jm-key" }),
+          number: content.cols ? formatCount(n) : "",
+          meters: rows.map((row, k) =>
+            rows.length === 1
+              ? createMeter(row[n] / most, accent)
+              : createMeter(row[n] / most, k ? accent : muted, labels[k]),
           ),
-          createElement(
-            "span",
-            { class: "jm-number jm-values" },
-            rows.map((row) => createElement("span", { text: formatWeight(row[n]) })),
-          ),
-        ]),
+          values: rows.map((row) => row[n]),
+        }),
       ),
     );
   }
@@ -82,31 +77,37 @@ export class PinPanel {
       ...lead.map((text) => createElement("div", { class: "jm-number", text })),
       createElement("div", { class: "jm-heading jm-spaced", text: heading }),
     );
-    const best = [...lines].sort((a, b) => b.value - a.value).slice(0, Math.max(MAX_LINES, lines[0].hop === 0 ? 64 : 0)),
+    const isHops = lines[0].hop !== undefined,
+      best = [...lines].sort((a, b) => b.value - a.value).slice(0, isHops ? MAX_HOPS : MAX_LINES),
       most = best[0].value || 1;
+    const createHopButton = ({ hop, text }) => {
+      const className = hop === selectedHop ? "jm-link jm-on" : "jm-link";
+      return createElement("button", { type: "button", class: className, text, onclick: () => selectHop(hop) });
+    };
     this.list.replaceChildren(
       ...best.map((line) =>
-        createElement("li", { data: { place: line.place ?? line.hop } }, [
-          line.hop === undefined
-            ? createWord(line.text, { class: "jm-key" })
-            : createElement("button", {
-                type: "button",
-                class: line.hop === selectedHop ? "jm-link jm-on" : "jm-link",
-                text: line.text,
-                onclick: () => selectHop(line.hop),
-              }),
-          createElement("span", { class: "jm-number jm-muted", text: line.place === undefined ? "" : formatCount(line.place) }),
-          createElement("span", { class: "jm-meters" }, [createMeter(line.value / most, appearance.inks.accent, "")]),
-          createElement("span", { class: "jm-number jm-values", text: formatWeight(line.value) }),
-        ]),
+        createLine({
+          place: line.place ?? line.hop,
+          name: isHops ? createHopButton(line) : createWord(line.text, { class: "jm-key" }),
+          number: isHops ? "" : formatCount(line.place),
+          meters: [createMeter(line.value / most, appearance.inks.accent)],
+          values: [line.value],
+        }),
       ),
     );
   }
 }
 
-function createMeter(part, colour, label) {
-  return createElement("span", { class: "jm-meter", title: label }, [
-    createElement("span", { css: { width: `${Math.max(0.5, 100 * part)}%`, "background-color": colour } }),
+function createLine({ place, name, number, meters, values }) {
+  return createElement("li", { data: { place } }, [
+    name,
+    createElement("span", { class: "jm-number jm-muted", text: number }),
+    createElement("span", { class: "jm-meters" }, meters),
+    createElement(
+      "span",
+      { class: "jm-number jm-values" },
+      values.map((value) => createElement("span", { text: formatWeight(value) })),
+    ),
   ]);
 }
 

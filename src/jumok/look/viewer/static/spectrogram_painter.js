@@ -1,6 +1,6 @@
 // A spectrogram, the alignment below it, and their common time axis, painted on a canvas.
 
-import { createElement } from "./dom.js";
+import { clamp, createPixels } from "./dom.js";
 
 const TICK_STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300, 600];
 const LABEL_HEIGHT = 11; // pixels from label to label
@@ -15,14 +15,14 @@ export function layoutSpectrogram(width, height, left, symbols) {
   const room = height - 66,
     mel = Math.round(room * 0.42),
     tall = (room - mel) / symbols,
-    columns = Math.max(1, Math.min(MAX_COLUMNS, Math.ceil(LABEL_HEIGHT / tall))),
+    columns = clamp(Math.ceil(LABEL_HEIGHT / tall), 1, MAX_COLUMNS),
     x = left + (columns - 1) * COLUMN_WIDTH;
   return { x, y: mel + 42, w: width - x - 14, h: room - mel, mel: { y: 18, h: mel }, columns };
 }
 
 /** The spectrogram as an image, low bands at the bottom; `shades` band by band. */
 export function melImage(shades, [bands, frames], colours) {
-  return createImage(frames, bands, (pixels) => {
+  return createPixels(frames, bands, (pixels) => {
     for (let band = 0; band < bands; band += 1)
       for (let n = 0; n < frames; n += 1) pixels[(bands - 1 - band) * frames + n] = colours[shades[band * frames + n]];
   });
@@ -30,19 +30,11 @@ export function melImage(shades, [bands, frames], colours) {
 
 /** The alignment as an image: time to the right, text from bottom to top. */
 export function alignmentImage({ rows, cols, values }, curve, colours) {
-  return createImage(rows, cols, (pixels) => {
+  return createPixels(rows, cols, (pixels) => {
     for (let row = 0; row < rows; row += 1)
       for (let col = 0; col < cols; col += 1)
         pixels[(cols - 1 - col) * rows + row] = colours[Math.round(curve.to(values[row * cols + col]) * 255)];
   });
-}
-
-function createImage(width, height, paint) {
-  const image = createElement("canvas", { width, height }),
-    data = new ImageData(width, height);
-  paint(new Uint32Array(data.data.buffer));
-  image.getContext("2d").putImageData(data, 0, 0);
-  return image;
 }
 
 /** Paint everything that does not move. `part`: the fraction of the time that has frames. */

@@ -3,11 +3,13 @@
 
 import { Alignment } from "./alignment.js";
 import { Caption } from "./caption.js";
-import { formatCount, createCurve, formatWeight } from "./colours.js";
-import { sizeCanvas, icon, iconButton, createElement, createWord } from "./dom.js";
+import { formatCount, formatWeight } from "./colours.js";
+import { createRanking } from "./controls.js";
+import { clamp, createElement, createWord, encodePng, icon, iconButton, sizeCanvas } from "./dom.js";
 import { decodeBase64, AudioPlayer } from "./audio_player.js";
 import { alignmentImage, melImage, paintMarkers, paintSpeech, layoutSpectrogram } from "./spectrogram_painter.js";
 import { StylePanel } from "./style_panel.js";
+import { ALIGNMENT_SIZE } from "./tiles.js";
 import { Ruler, truncateText } from "./token_text.js";
 
 const MAX_SYMBOLS = 600; // shown as text
@@ -15,8 +17,9 @@ const NUM_RANKED_SYMBOLS = 4; // listed for a step
 
 export class SpeechView {
   /**
-   * `events`: alignment() returns a promise of the whole map in few cells; resynthesize(weights) a promise;
-   * reset() restores the recorded synthesis; tooltip(lines or null, x, y); announce(text); changed(), when the legend changes.
+   * `events`: whole("pooled_map", size) returns a promise of the whole map in few cells; resynthesize(weights) a
+   * promise; reset() restores the recorded synthesis; tooltip(lines or null, x, y); announce(text); changed(), when the
+   * legend changes.
    */
   constructor({ appearance, events }) {
     Object.assign(this, { appearance, events });
@@ -33,7 +36,7 @@ export class SpeechView {
     this.symbols = new Caption(
       {
         pointer: (n, event) => event.pointerType !== "touch" && this.select({ hovered: n }),
-        pin: (n) => this.select({ held: this.held === n ? null : n, hovered: null, cursor: null }),
+        pin: (n) => this.select({ pinnedSymbol: this.pinnedSymbol === n ? null : n, hovered: null, cursor: null }),
         moveTo: (n) => this.select({ cursor: n, hovered: null }),
       },
       "Symbols of the text",
@@ -73,15 +76,14 @@ export class SpeechView {
   }
 
   clearSelection() {
-    this.hovered = this.cursor = this.held = null; // symbols: under the pointer, selected by keys, clicked
+    this.hovered = this.cursor = this.pinnedSymbol = null; // symbols: under the pointer, selected by keys, clicked
     this.pointedStep = null; // under the pointer, or selected by keys
   }
 
-  /** `data` as in the manifest. */
-  show(content, data) {
-    const { speech, style } = data;
-    this.data = data;
-    this.style.show(style, data.number !== undefined);
+  show(content) {
+    const { speech, style, number } = content.item;
+    this.data = content.item;
+    this.style.show(style, number !== undefined);
     if (this.speech !== speech) {
       this.clearSelection();
       this.mel = decodeBase64(speech.mel);
@@ -101,7 +103,7 @@ export class SpeechView {
   }
 
   async load(content) {
-    const answer = await this.events.alignment();
+    const answer = await this.events.whole("pooled_map", ALIGNMENT_SIZE);
     if (this.content !== content || !answer) return;
     this.map = new Alignment(answer, content.shape);
     this.refresh();
@@ -115,7 +117,7 @@ export class SpeechView {
   }
 
   get selected() {
-    return this.hovered ?? this.cursor ?? this.held;
+    return this.hovered ?? this.cursor ?? this.pinnedSymbol;
   }
 
   /** The current step: under the pointer, or playing. */
@@ -125,7 +127,7 @@ export class SpeechView {
 
   rowAt(seconds) {
     const [steps] = this.content.shape;
-    return Math.max(0, Math.min(steps - 1, Math.floor((seconds / this.length) * steps)));
+    return clamp(Math.floor((seconds / this.length) * steps), 0, steps - 1);
   }
 
   secondsOf(row) {
@@ -133,14 +135,11 @@ export class SpeechView {
   }
 
   curve() {
-    const { curveSetting, contrastFactor } = this.appearance,
-      top = Math.max(1e-9, (this.map?.most || 1) * contrastFactor);
-    return createCurve(curveSetting === "auto" ? "root" : curveSetting, top * 1e-3, top);
+    return this.appearance.curveTo(this.map?.most || 1, "root");
   }
 
   legend() {
-    const { list, curveSetting } = this.appearance;
-    return this.map && { curve: this.curve(), list, log: curveSetting === "log", title: "attention weight" };
+    return this.map && { curve: this.curve(), list: this.appearance.list, title: "attention weight" };
   }
 
   // ---------------------------------------------------------------- page
@@ -181,7 +180,12 @@ export class SpeechView {
     const widest = Math.max(...names.slice(0, 400).map((text) => this.ruler.width(text)));
     this.box = layoutSpectrogram(width, height, Math.min(110, Math.max(14, widest)) + 16, names.length);
     paintSpeech(sizeCanvas(this.canvas, width, height), this.box, {
-      ...{ ...this.images, appearance, ruler: this.ruler, words: names, length: this.length, bands },
+      ...this.images,
+      appearance,
+      ruler: this.ruler,
+      words: names,
+      length: this.length,
+      bands,
       part: Math.min(1, (frames * this.speech.frame_seconds) / this.length),
     });
     this.paintMarkers();
@@ -194,11 +198,11 @@ export class SpeechView {
       total = this.speech.shape[1] * this.speech.frame_seconds;
     if (ready) this.clock.textContent = `${Math.min(time, total).toFixed(2)} / ${total.toFixed(2)} s`;
     if (!this.map || !this.box) return;
-    const { selected, row } = this;
-    const now = `${selected} ${row} ${this.held} ${this.cursor}`;
-    if (now !== this.highlighted) {
-      this.highlighted = now;
-      this.symbols.highlight({ selected, pinned: this.held, cursor: this.cursor }, this.tinting(row));
+    const { selected, row, pinnedSymbol, cursor } = this,
+      selection = `${selected} ${row} ${pinnedSymbol} ${cursor}`;
+    if (selection !== this.highlighted) {
+      this.highlighted = selection;
+      this.symbols.highlight({ selected, pinned: pinnedSymbol, cursor }, this.createShading(row));
       this.showCurrent(selected, row);
       if (playing && row !== null) this.symbols.reveal(this.map.rankSymbols(row, 1)[0].n);
     }
@@ -208,31 +212,22 @@ export class SpeechView {
       words: this.names,
       pointed: this.pointedStep === null ? null : (this.pointedStep + 0.5) / this.content.shape[0],
       played: ready && (playing || time > 0) ? Math.min(1, time / this.length) : null,
-      ...{ appearance: this.appearance, ruler: this.ruler },
+      appearance: this.appearance,
+      ruler: this.ruler,
     });
   }
 
   // Symbols are shaded by their weights in the current step.
-  tinting(row) {
-    const { appearance } = this;
-    if (row === null)
-      return (el) => {
-        el.style.backgroundColor = el.style.color = "";
-      };
-    const here = this.map.at(row),
-      top = Math.max(...here) || 1;
-    return (el, n) => {
-      const shade = Math.round((here[n] / top) * 255),
-        colour = appearance.tints[shade];
-      el.style.backgroundColor = shade > 15 ? `rgb(${colour})` : "";
-      el.style.color = shade > 15 ? appearance.inkOn(colour) : "";
-    };
+  createShading(row) {
+    const weights = row === null ? null : this.map.at(row),
+      top = weights ? Math.max(...weights) || 1 : 1;
+    return (element, n) => this.appearance.shade(element, weights ? weights[n] / top : 0, 15);
   }
 
   showCurrent(selected, row) {
     if (selected !== null)
       return this.lead.replaceChildren(
-        createWord(this.names[selected], { class: selected === this.held ? "jm-pinned" : "jm-selected" }),
+        createWord(this.names[selected], { class: selected === this.pinnedSymbol ? "jm-pinned" : "jm-selected" }),
         createElement("span", { class: "jm-muted jm-number", text: `  ${this.describeSpan(selected)}` }),
       );
     if (row !== null) {
@@ -289,7 +284,7 @@ export class SpeechView {
       this.handleLeave(); // playback is described now
       this.player.playFrom(part * this.length);
     }
-    if (symbol !== undefined) this.select({ held: this.held === symbol ? null : symbol });
+    if (symbol !== undefined) this.select({ pinnedSymbol: this.pinnedSymbol === symbol ? null : symbol });
   }
 
   handleLeave() {
@@ -298,21 +293,11 @@ export class SpeechView {
   }
 
   tooltipLines(row) {
-    const best = this.map.rankSymbols(row, NUM_RANKED_SYMBOLS),
-      top = best[0].value || 1;
+    const text = `${this.secondsOf(row).toFixed(2)} s, step ${formatCount(row)}`,
+      best = this.map.rankSymbols(row, NUM_RANKED_SYMBOLS).map(({ n, value }) => ({ n, value, text: this.names[n] }));
     return [
-      createElement("div", { class: "jm-muted jm-number", text: `${this.secondsOf(row).toFixed(2)} s, step ${formatCount(row)}` }),
-      createElement(
-        "div",
-        { class: "jm-attended" },
-        best.flatMap(({ n, value }) => [
-          createWord(this.names[n], { class: n === this.selected ? "jm-pinned" : "" }),
-          createElement("span", { class: "jm-meter" }, [
-            createElement("span", { css: { width: `${(100 * value) / top}%`, "background-color": this.appearance.inks.accent } }),
-          ]),
-          createElement("span", { class: "jm-number", text: formatWeight(value) }),
-        ]),
-      ),
+      createElement("div", { class: "jm-muted jm-number", text }),
+      createRanking(best, this.selected, this.appearance.inks),
     ];
   }
 
@@ -329,10 +314,12 @@ export class SpeechView {
     }
     const last = this.content.shape[0] - 1,
       by = { ArrowLeft: -1, ArrowRight: 1 }[key];
-    if (by) return this.moveToStep(this.pointedStep === null ? (by > 0 ? 0 : last) : Math.max(0, Math.min(last, this.pointedStep + by)));
+    const { pointedStep } = this;
+    if (by) return this.moveToStep(pointedStep === null ? (by > 0 ? 0 : last) : clamp(pointedStep + by, 0, last));
     if (key === "Home" || key === "End") return this.moveToStep(key === "Home" ? 0 : last);
-    if (key === "Enter" && this.pointedStep !== null && !button) return (this.player.playFrom(this.secondsOf(this.pointedStep)), true);
-    if (key === "Escape" && (this.pointedStep !== null || this.selected !== null)) {
+    if (key === "Enter" && pointedStep !== null && !button)
+      return (this.player.playFrom(this.secondsOf(pointedStep)), true);
+    if (key === "Escape" && (pointedStep !== null || this.selected !== null)) {
       if (inText) this.el.closest(".jumok").focus({ preventScroll: true });
       this.clearSelection();
       this.handleLeave();
@@ -345,8 +332,8 @@ export class SpeechView {
   moveToStep(row) {
     this.select({ pointedStep: row, hovered: null });
     this.events.tooltip(null);
-    const [best] = this.map.rankSymbols(row, 1);
-    this.events.announce(`${this.secondsOf(row).toFixed(2)} seconds: ${this.names[best.n]} ${formatWeight(best.value)}`);
+    const [{ n, value }] = this.map.rankSymbols(row, 1);
+    this.events.announce(`${this.secondsOf(row).toFixed(2)} seconds: ${this.names[n]} ${formatWeight(value)}`);
     return true;
   }
 
@@ -391,7 +378,7 @@ export class SpeechView {
     context.fillStyle = this.appearance.inks.page;
     context.fillRect(0, 0, width, height);
     context.drawImage(this.canvas, 0, 0);
-    return new Promise((resolve) => whole.toBlob(resolve));
+    return encodePng(whole);
   }
 
   /** Another view is shown. */

@@ -1,13 +1,15 @@
 // Style tokens: their weights as bars, one for each head, and a slider for each.
 
 import { formatWeight } from "./colours.js";
+import { createChoice, createSlider } from "./controls.js";
 import { createElement, createWord } from "./dom.js";
 import { truncateText } from "./token_text.js";
 
 const ENABLED_NOTE =
-  "Move a slider to synthesise the speech with that weight for the token, in all heads. Click a name to use that token alone.";
+  "Move a slider to synthesise the speech with that weight for the token, in all heads. " +
+  "Click a name to use that token alone.";
 const DISABLED_NOTE =
-  "Weights of the recorded synthesis. Sliders work in `jumok look` and in notebooks, where a model is available.";
+  "Weights of the recorded synthesis. Sliders work with “jumok look” and in notebooks, where a model is available.";
 
 export class StylePanel {
   /** `events`: resynthesize(weights), when sliders were moved; reset(), to restore the recorded synthesis; play(). */
@@ -18,10 +20,14 @@ export class StylePanel {
     this.note = createElement("p", { class: "jm-muted jm-style-note" });
     this.status = createElement("p", { class: "jm-muted", role: "status" });
     this.autoplay = createElement("input", { type: "checkbox", checked: true });
-    this.back = createElement("button", { type: "button", class: "jm-choice", text: "Reset", onclick: () => this.reset() });
-    this.autoplayBox = createElement("label", { class: "jm-field" }, [this.autoplay, createElement("span", { text: "Play after synthesis" })]);
+    this.resetButton = createChoice("Reset", false, () => this.reset());
+    const text = createElement("span", { text: "Play after synthesis" });
+    this.autoplayBox = createElement("label", { class: "jm-field" }, [this.autoplay, text]);
     this.el = createElement("section", { class: "jm-style", aria: { label: "Style tokens" } }, [
-      createElement("div", { class: "jm-bar" }, [createElement("h3", { class: "jm-heading", text: "Style tokens" }), this.back]),
+      createElement("div", { class: "jm-bar" }, [
+        createElement("h3", { class: "jm-heading", text: "Style tokens" }),
+        this.resetButton,
+      ]),
       this.about,
       this.list,
       this.autoplayBox,
@@ -40,8 +46,7 @@ export class StylePanel {
     const mean = names.map((_, n) => weights.reduce((sum, head) => sum + head[n], 0) / heads),
       low = Math.min(0, ...weights.flat()),
       span = Math.max(...weights.flat(), 0) - low || 1;
-    this.about.textContent =
-      heads > 1 ? `Style token weights of ${heads} heads` : "Style token weights";
+    this.about.textContent = heads > 1 ? `Style token weights of ${heads} heads` : "Style token weights";
     this.rows.forEach(({ bars, box }, n) => {
       const each = weights.map((head) => head[n]);
       const byHead = heads > 1 ? `; by head ${each.map((weight) => formatWeight(weight)).join(", ")}` : "";
@@ -53,7 +58,7 @@ export class StylePanel {
       });
     });
     if (!this.isWaiting) this.setValues(mean);
-    this.back.hidden = !isResynthesized;
+    this.resetButton.hidden = !isResynthesized;
     this.autoplayBox.hidden = !enabled;
     this.note.textContent = enabled ? ENABLED_NOTE : DISABLED_NOTE;
   }
@@ -65,26 +70,23 @@ export class StylePanel {
         bars = weights.map(() => createElement("span", { class: "jm-token-bar" })),
         box = createElement("span", { class: "jm-token-bars", role: "img" }, bars),
         number = createElement("output", { class: "jm-number" });
-      const slider = createElement("input", {
-        type: "range",
-        ...{ min: `${-limit}`, max: `${limit}`, step: `${limit / 100}`, disabled: !enabled },
-        aria: { label: `Weight of ${text}` },
-        oninput: () => {
-          this.current[n] = Number(slider.value);
-          this.showValue(n);
-        },
-        onchange: () => this.moved(),
-        onkeydown: (event) => event.key === " " && (event.preventDefault(), this.events.play()),
+      const range = { min: -limit, max: limit, step: limit / 100, value: 0 };
+      const slider = createSlider(`Weight of ${text}`, range, (value) => {
+        this.current[n] = value;
+        this.showValue(n);
       });
-      const title = enabled
-        ? createElement("button", {
-            type: "button",
-            class: "jm-link",
-            title: "Only this token",
-            aria: { label: `Only ${text}` },
-            onclick: () => this.selectOnly(n),
-          }, [createWord(text)])
-        : createWord(text);
+      slider.disabled = !enabled;
+      slider.addEventListener("change", () => this.handleChange());
+      slider.addEventListener("keydown", (event) => {
+        if (event.key !== " ") return;
+        event.preventDefault();
+        this.events.play();
+      });
+      const onclick = () => this.selectOnly(n),
+        attributes = { title: "Only this token", aria: { label: `Only ${text}` }, onclick },
+        title = enabled
+          ? createElement("button", { type: "button", class: "jm-link", ...attributes }, [createWord(text)])
+          : createWord(text);
       const el = createElement("li", { class: "jm-style-token", data: { token: n } }, [title, box, slider, number]);
       return { el, bars, box, slider, number };
     });
@@ -106,10 +108,10 @@ export class StylePanel {
 
   selectOnly(n) {
     this.setValues(this.names.map((_, k) => (k === n ? Math.min(1, this.limit) : 0)));
-    this.moved();
+    this.handleChange();
   }
 
-  moved() {
+  handleChange() {
     this.events.resynthesize([...this.current]);
   }
 

@@ -1,13 +1,14 @@
 // The text, each token shaded by the weight it receives from all queries, or from the pinned one.
 
 import { formatCount, createCurve, formatWeight } from "./colours.js";
-import { sizeCanvas, iconButton, createElement } from "./dom.js";
+import { createPager } from "./controls.js";
+import { clamp, createElement, createWord, sizeCanvas } from "./dom.js";
 import { joinTokens, truncateText } from "./token_text.js";
 
 const PAGE_SIZE = 1200; // tokens per page
 
 export class TextView {
-  /** `events`: received() and row(n) return promises of the weights on all keys; pin(row or null); tooltip(token or null, event). */
+  /** `events`: received() and row(n) return promises of weights on all keys; pin(row); tooltip(lines or null, x, y). */
   constructor({ appearance, events }) {
     Object.assign(this, { appearance, events });
     this.first = { rows: 0, cols: 0 };
@@ -17,8 +18,9 @@ export class TextView {
     this.queries = createElement("div", { class: "jm-text", role: "group", aria: { label: "Queries" } });
     this.keys = createElement("div", { class: "jm-text", role: "group", aria: { label: "Keys" } });
     this.pages = createElement("div", { class: "jm-pager" });
-    this.queryBlock = createElement("section", {}, [createElement("h3", { class: "jm-heading", text: "Queries" }), this.queries]);
-    this.keyHeading = createElement("h3", { class: "jm-heading", text: "Keys" });
+    const createHeading = (text) => createElement("h3", { class: "jm-heading", text });
+    this.queryBlock = createElement("section", {}, [createHeading("Queries"), this.queries]);
+    this.keyHeading = createHeading("Keys");
     this.el = createElement("div", { class: "jm-text-view" }, [
       createElement("div", { class: "jm-bar" }, [this.heading, this.pages]),
       this.strip,
@@ -62,19 +64,12 @@ export class TextView {
     for (const value of this.values) most = Math.max(most, value);
     // From half of the uniform weight: a text without high weights stays pale.
     this.curve = createCurve("log", 0.5 / this.values.length, Math.max(4 / this.values.length, most));
+    const note = createElement("span", { class: "jm-muted", text: `Maximum: ${formatWeight(most)}` });
     if (this.pinned === null)
-      this.heading.append(
-        "Each token is shaded by the mean weight it receives over all queries. ",
-        createElement("span", { class: "jm-muted", text: `Maximum: ${formatWeight(most)}` }),
-      );
+      this.heading.append("Each token is shaded by the mean weight it receives over all queries. ", note);
     else {
       const name = content.rows ? truncateText(content.rows[this.pinned], 40) : formatCount(this.pinned);
-      this.heading.append(
-        "Attention of ",
-        createElement("bdi", { dir: "auto", class: "jm-pinned", text: name }),
-        ". ",
-        createElement("span", { class: "jm-muted", text: `Maximum: ${formatWeight(most)}` }),
-      );
+      this.heading.append("Attention of ", createWord(name, { class: "jm-pinned" }), ". ", note);
     }
     this.queryBlock.hidden = this.isSelf;
     this.keyHeading.hidden = this.isSelf;
@@ -86,7 +81,7 @@ export class TextView {
   fillText(box, axis) {
     const length = this.content.shape[axis === "rows" ? 0 : 1],
       texts = this.content[axis];
-    const first = Math.min(this.first[axis], Math.max(0, length - 1)),
+    const first = Math.min(this.first[axis], length - 1),
       last = Math.min(length, first + PAGE_SIZE);
     const tokens = Array.from({ length: last - first }, (_, n) => (texts ? texts[first + n] : formatCount(first + n)));
     const parts = [];
@@ -102,15 +97,12 @@ export class TextView {
         type: canPin ? "button" : null,
         tabindex: canPin ? "-1" : null,
         data: { place, axis },
-        onpointerenter: (event) => this.events.tooltip({ token: tokens[n], place, value }, event),
+        onpointerenter: ({ clientX, clientY }) =>
+          this.events.tooltip(describeToken(tokens[n], place, value), clientX, clientY),
         onpointerleave: () => this.events.tooltip(null),
         onclick: canPin ? () => this.events.pin(place) : null,
       });
-      if (value !== null) {
-        const tint = this.appearance.tints[Math.round(this.curve.to(value) * 255)];
-        token.style.backgroundColor = `rgb(${tint})`;
-        token.style.color = this.appearance.inkOn(tint);
-      }
+      if (value !== null) this.appearance.shade(token, this.curve.to(value));
       if (canPin && place === this.pinned) token.classList.add("jm-is-pinned");
       parts.push(token);
       if (/\n/.test(tokens[n])) parts.push(createElement("br"));
@@ -122,16 +114,19 @@ export class TextView {
   updatePager(first, last, length) {
     this.pages.replaceChildren();
     if (length <= PAGE_SIZE) return;
-    const move = (by) => () => {
-      const next = Math.max(0, Math.min(length - 1, first + by));
-      this.first = this.isSelf ? { rows: next, cols: next } : { ...this.first, cols: next };
-      this.paint();
-    };
-    this.pages.append(
-      iconButton("left", "Previous tokens", move(-PAGE_SIZE)),
-      createElement("span", { class: "jm-number", text: `${formatCount(first)} to ${formatCount(last - 1)} of ${formatCount(length)}` }),
-      iconButton("right", "Next tokens", move(PAGE_SIZE)),
-    );
+    const move = (by) => this.openPage(clamp(first + by * PAGE_SIZE, 0, length - 1));
+    this.pages.append(...createPager("tokens", [first, last], length, move));
+  }
+
+  /** Show the tokens from a position on. */
+  openPage(first) {
+    this.first = this.isSelf ? { rows: first, cols: first } : { ...this.first, cols: first };
+    this.paint();
+  }
+
+  legend() {
+    const title = this.pinned === null ? "mean weight received" : "attention weight";
+    return this.curve ? { curve: this.curve, list: this.appearance.tints, title } : null;
   }
 
   // All of a long text in one line: the highest weight of each section.
@@ -153,16 +148,15 @@ export class TextView {
     if (length > PAGE_SIZE) {
       context.strokeStyle = this.appearance.inks.pin;
       context.lineWidth = 2;
-      context.strokeRect((this.first.cols / length) * width + 1, 1, Math.max(4, (PAGE_SIZE / length) * width), height - 2);
+      const wide = Math.max(4, (PAGE_SIZE / length) * width);
+      context.strokeRect((this.first.cols / length) * width + 1, 1, wide, height - 2);
     }
   }
 
   moveTo(event) {
     const { length } = this.values,
       fraction = event.offsetX / this.strip.clientWidth;
-    const first = Math.max(0, Math.min(length - 1, Math.round(fraction * length - PAGE_SIZE / 2)));
-    this.first = this.isSelf ? { rows: first, cols: first } : { ...this.first, cols: first };
-    this.paint();
+    this.openPage(clamp(Math.round(fraction * length - PAGE_SIZE / 2), 0, length - 1));
   }
 
   refresh() {
@@ -172,4 +166,14 @@ export class TextView {
   close() {
     this.resizeObserver.disconnect();
   }
+}
+
+function describeToken(token, place, value) {
+  return [
+    createElement("div", { class: "jm-pair" }, [
+      createWord(truncateText(token, 60)),
+      createElement("span", { class: "jm-muted", text: `  ${formatCount(place)}` }),
+    ]),
+    value === null ? null : createElement("div", { class: "jm-weight", text: formatWeight(value, 4) }),
+  ];
 }

@@ -1,6 +1,6 @@
 // A thumbnail of the image for each word of a caption, with the weights of that word.
 
-import { sizeCanvas, createElement } from "./dom.js";
+import { createElement, encodePng, sizeCanvas } from "./dom.js";
 import { paintOverlay } from "./overlay.js";
 import { Ruler, truncateText } from "./token_text.js";
 
@@ -12,7 +12,8 @@ export class CaptionThumbnails {
   constructor({ appearance, events }) {
     Object.assign(this, { appearance, events });
     this.thumbnails = [];
-    this.el = createElement("div", { class: "jm-thumbnails", role: "group", aria: { label: "Attention of each word" } });
+    const aria = { label: "Attention of each word" };
+    this.el = createElement("div", { class: "jm-thumbnails", role: "group", aria });
   }
 
   /** `ratio`: the width of the image divided by its height. */
@@ -51,17 +52,17 @@ export class CaptionThumbnails {
     this.thumbnails.forEach(({ canvas }, n) => {
       const context = sizeCanvas(canvas, width, height);
       context.drawImage(image, 0, 0, width, height);
-      paintOverlay(context, { ...overlay(n), width, height, fine: THUMBNAIL_MAP_PIXELS });
+      paintOverlay(context, { ...overlay(n), width, height, maxPixels: THUMBNAIL_MAP_PIXELS });
     });
   }
 
-  /** `tint(element, n)` shades the name of a word. */
-  highlight({ selected, pinned }, tint) {
+  /** `shade(element, n)` shades the name of a word. */
+  highlight({ selected, pinned }, shade) {
     this.thumbnails.forEach(({ el, name }, n) => {
       el.classList.toggle("jm-cursor", n === selected && n !== pinned);
       el.classList.toggle("jm-is-pinned", n === pinned);
       el.setAttribute("aria-pressed", `${n === pinned}`);
-      tint(name, n);
+      shade(name, n);
     });
   }
 
@@ -73,11 +74,9 @@ export class CaptionThumbnails {
       line = 30,
       numPanels = this.words.length + 1;
     const cols = Math.min(numPanels, Math.max(2, Math.round(Math.sqrt((1.7 * numPanels * (height + line)) / cell)))),
-      rows = Math.ceil(numPanels / cols);
-    const canvas = createElement("canvas", {
-        width: cols * (cell + gap) + gap,
-        height: rows * (height + line + gap) + gap,
-      }),
+      rows = Math.ceil(numPanels / cols),
+      size = { width: cols * (cell + gap) + gap, height: rows * (height + line + gap) + gap };
+    const canvas = createElement("canvas", size),
       context = canvas.getContext("2d"),
       ruler = new Ruler();
     context.fillStyle = this.appearance.inks.page;
@@ -87,10 +86,9 @@ export class CaptionThumbnails {
     ruler.use(context.font);
     for (let n = 0; n < numPanels; n += 1) {
       context.save();
-      context.translate(
-        gap + (n % cols) * (cell + gap) + (cell - width) / 2,
-        gap + Math.floor(n / cols) * (height + line + gap),
-      );
+      const left = gap + (n % cols) * (cell + gap) + (cell - width) / 2,
+        top = gap + Math.floor(n / cols) * (height + line + gap);
+      context.translate(left, top);
       context.drawImage(image, 0, line, width, height);
       if (n) {
         context.fillStyle = this.appearance.inks.ink;
@@ -100,6 +98,6 @@ export class CaptionThumbnails {
       }
       context.restore();
     }
-    return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+    return encodePng(canvas);
   }
 }

@@ -51,6 +51,10 @@ function createMessageHost(model) {
   });
 }
 
+export function buildRequest({ data, layer, head }, quantity, rows, cols, size = TILE_SIZE) {
+  return { data, layer, head, quantity, rows, cols, size };
+}
+
 /** Return the key of a request; saved files use the same. */
 export function keyOf({ data, layer, head, rows, cols, size, quantity }) {
   return `${quantity}/${data}/${layer}/${head ?? "mean"}/${rows[0]}-${rows[1]}/${cols[0]}-${cols[1]}/${size}`;
@@ -120,6 +124,32 @@ export class Axis {
   }
 }
 
+/** The tiles of a map of these numbers of rows and columns. */
+export class TileGrid {
+  constructor([numRows, numCols]) {
+    this.rows = new Axis(numRows);
+    this.cols = new Axis(numCols);
+    this.coarsest = Math.max(this.rows.coarsest, this.cols.coarsest);
+  }
+
+  /** The request for tile (i, j) of a zoom. `source`: { data, layer, head }. */
+  request(source, zoom, i, j) {
+    const { rows, cols } = this;
+    return buildRequest(
+      source,
+      "pooled_map",
+      [rows.start(zoom, i), rows.end(zoom, i)],
+      [cols.start(zoom, j), cols.end(zoom, j)],
+    );
+  }
+
+  /** All tiles of a zoom, as (i, j). */
+  *indices(zoom) {
+    for (let i = 0; i < this.rows.numTiles(zoom); i += 1)
+      for (let j = 0; j < this.cols.numTiles(zoom); j += 1) yield [i, j];
+  }
+}
+
 /** A cache of answers, and the queue of requests for missing ones. */
 export class Store {
   constructor(host, { parallel = 4, capacity = 256, onError = () => {} } = {}) {
@@ -139,7 +169,10 @@ export class Store {
     return answer;
   }
 
-  /** Request all tiles that an owner needs now: [{ request, priority, onLoad }], lowest priority first. Other requests of it are aborted. */
+  /**
+   * Request all tiles that an owner needs now: [{ request, priority, onLoad }], lowest priority first. Its other
+   * requests are aborted.
+   */
   request(owner, entries) {
     const missing = new Map();
     for (const entry of entries) {
