@@ -27,32 +27,32 @@ from jumok.recipe import (
 SMALL = {"task": "translate", "model": {"type": "seq2seq", "width": 8}}
 
 
-def test_examples_in_the_docstrings() -> None:
+def test_doctests() -> None:
     assert doctest.testmod(jumok.recipe).failed == 0
 
 
 @pytest.mark.parametrize("name", list_builtin())
-def test_every_recipe_that_comes_with_jumok_fits_and_says_what_it_is(name: str) -> None:
+def test_every_builtin_recipe_is_valid_and_described(name: str) -> None:
     recipe = load(name)
     assert parse(to_dict(recipe)) == recipe
-    said = read_summary(find(name))
-    assert 20 < len(said) < 100
-    assert said.endswith(".")
+    summary = read_summary(find(name))
+    assert 20 < len(summary) < 100
+    assert summary.endswith(".")
     assert f"jumok train {name.removesuffix('/default')}" in find(name).read_text(encoding="utf-8")
 
 
-def test_a_model_alone_means_its_default() -> None:
+def test_the_name_of_a_model_means_its_default_recipe() -> None:
     assert find("bahdanau") == find("bahdanau/default")
 
 
-def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
+def test_written_recipes_are_read_unchanged(tmp_path: Path) -> None:
     recipe = load("transformer/multi30k-en-de", ["train.seed=7"])
     path = tmp_path / "mine.yaml"
     path.write_text(to_yaml(recipe), encoding="utf-8")
     assert load(str(path)) == recipe
 
 
-def test_overrides_are_yaml_and_come_in_order() -> None:
+def test_overrides_are_yaml_and_apply_in_order() -> None:
     recipe = load(
         "bahdanau",
         ["train.max_steps=5", "train.learning_rate=2e-4", "train.max_steps=7", "data.train=[a, b]"],
@@ -62,29 +62,29 @@ def test_overrides_are_yaml_and_come_in_order() -> None:
     assert apply_overrides({}, ["a=x: y: z"]) == {"a": "x: y: z"}
 
 
-def test_another_type_of_model_takes_the_place_of_the_whole_section() -> None:
+def test_another_model_type_replaces_the_section() -> None:
     recipe = load("bahdanau", ["model={type: transformer, width: 64}"])
     assert (recipe.model.type, recipe.model.width) == ("transformer", 64)
 
 
-def test_a_recipe_may_begin_from_another_one_beside_it(tmp_path: Path) -> None:
+def test_a_base_in_the_same_folder(tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text("base: bahdanau\ntrain: {max_steps: 3}\n", encoding="utf-8")
     (tmp_path / "two.yaml").write_text("base: one.yaml\ntrain: {seed: 4}\n", encoding="utf-8")
     recipe = load(str(tmp_path / "two.yaml"))
     assert (recipe.train.max_steps, recipe.train.seed, recipe.model.type) == (3, 4, "seq2seq")
 
 
-def test_labels_take_the_place_of_the_recipes_labels(tmp_path: Path) -> None:
+def test_label_names_are_replaced_as_a_whole(tmp_path: Path) -> None:
     labels = {"no": "negative", "yes": "positive"}
-    given = load("bert/sst2", ["data.train=mine.tsv", "data.label_names={no: negative, yes: positive}"])
-    assert (given.data.label_names, given.data.train) == (labels, "mine.tsv")
+    overridden = load("bert/sst2", ["data.train=mine.tsv", "data.label_names={no: negative, yes: positive}"])
+    assert (overridden.data.label_names, overridden.data.train) == (labels, "mine.tsv")
     mine = tmp_path / "mine.yaml"
     mine.write_text("base: bert/sst2\ndata:\n  label_names: {no: negative, yes: positive}\n", encoding="utf-8")
-    begun = load(str(mine))
-    assert (begun.data.label_names, begun.data.train) == (labels, load("bert/sst2").data.train)
+    extended = load(str(mine))
+    assert (extended.data.label_names, extended.data.train) == (labels, load("bert/sst2").data.train)
 
 
-def test_an_entry_of_a_value_is_changed_by_its_key_alone() -> None:
+def test_an_override_of_a_single_entry() -> None:
     assert load("bert/sst2", ["data.label_names.0=bad"]).data.label_names == {
         "0": "bad",
         "1": "positive",
@@ -109,31 +109,31 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_does_not_fit_is_told_by_its_key(name: str) -> None:
-    overrides, told = WRONG[name]
+def test_errors_name_the_key(name: str) -> None:
+    overrides, messages = WRONG[name]
     with pytest.raises(InputError) as caught:
         load("bahdanau", overrides)
-    for part in told:
+    for part in messages:
         assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "messages"),
     [
         ("bahdnau", ["'bahdnau'", "did you mean bahdanau"]),
         ("transformer/multi30k-de-en", ["transformer/multi30k-en-de"]),
         ("missing.yaml", ["no file missing.yaml", "jumok recipes"]),
     ],
 )
-def test_a_name_that_nobody_knows_is_told_with_the_nearest(name: str, told: list[str]) -> None:
+def test_an_unknown_name_is_reported_with_similar_names(name: str, messages: list[str]) -> None:
     with pytest.raises(InputError) as caught:
         find(name)
-    for part in told:
+    for part in messages:
         assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "messages"),
     [
         ("task: translate\nmodel: {type: seq2seq\n", ["mine.yaml:3", "not YAML"]),
         ("task: translate\ntask: translate\n", ["mine.yaml:2", "'task' comes twice"]),
@@ -142,16 +142,16 @@ def test_a_name_that_nobody_knows_is_told_with_the_nearest(name: str, told: list
         ("base: mine.yaml", ["circle"]),
     ],
 )
-def test_a_file_that_is_no_recipe_is_told_by_its_line(tmp_path: Path, text: str, told: list[str]) -> None:
+def test_an_invalid_file_is_reported_with_its_line(tmp_path: Path, text: str, messages: list[str]) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InputError) as caught:
         read(path)
-    for part in told:
+    for part in messages:
         assert part in str(caught.value)
 
 
-def test_changed_names_every_key_that_differs() -> None:
+def test_iter_changes() -> None:
     before, after = to_dict(parse(SMALL)), to_dict(parse({**SMALL, "train": {"max_steps": 5, "seed": 2}}))
     assert list(iter_changes(before, after)) == [("train.max_steps", None, 5), ("train.seed", 1, 2)]
 
@@ -160,7 +160,7 @@ def test_changed_names_every_key_that_differs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "override", "told"),
+    ("name", "override", "message"),
     [
         ("bahdanau", "train.steps=5", "train.steps: there is no such key; did you mean train.max_steps?"),
         ("bahdanau", "train.tokens=5", "did you mean train.batch_tokens?"),
@@ -187,13 +187,13 @@ def test_changed_names_every_key_that_differs() -> None:
         ),
     ],
 )
-def test_a_key_of_format_1_is_told_with_its_successor(name: str, override: str, told: str) -> None:
+def test_the_error_for_an_old_key_names_the_new_one(name: str, override: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         load(name, [override])
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_several_keys_with_the_same_word_are_all_suggested() -> None:
+def test_all_keys_with_the_same_word_are_suggested() -> None:
     with pytest.raises(InputError, match=r"did you mean train\.validate_every or train\.save_every or "):
         load("bahdanau", ["train.every=5"])
 
@@ -207,7 +207,7 @@ def field_names(section: type, prefix: str = "") -> Iterator[str]:
                 yield from field_names(typing.cast(type, inner), f"{prefix}{name}.")
 
 
-def test_every_successor_of_a_key_is_known() -> None:
+def test_every_new_name_of_a_key_exists() -> None:
     known = {
         key
         for task in tasks.TASK_NAMES

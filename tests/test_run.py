@@ -1,4 +1,4 @@
-"""A run's folder: made, opened, resumed, refused."""
+"""Run folders: creating, opening, resuming, errors."""
 
 from pathlib import Path
 
@@ -12,25 +12,25 @@ from jumok.run import FORMAT_VERSION, Run
 
 def test_a_new_run_can_be_opened(tmp_path: Path) -> None:
     recipe = load("bahdanau", ["train.max_steps=5"])
-    made = Run.create_or_resume(tmp_path / "a" / "run", recipe)
-    assert Run.open(made.folder).recipe == recipe
-    assert (made.folder / "recipe.yaml").read_text(encoding="utf-8").startswith(f"format: {FORMAT_VERSION}\n")
+    run = Run.create_or_resume(tmp_path / "a" / "run", recipe)
+    assert Run.open(run.folder).recipe == recipe
+    assert (run.folder / "recipe.yaml").read_text(encoding="utf-8").startswith(f"format: {FORMAT_VERSION}\n")
 
 
-def test_the_same_recipe_resumes_and_may_go_on_longer(tmp_path: Path) -> None:
+def test_the_same_recipe_resumes_and_may_train_longer(tmp_path: Path) -> None:
     Run.create_or_resume(tmp_path / "run", load("bahdanau", ["train.max_steps=5"]))
-    begun(tmp_path / "run")
+    checkpoint(tmp_path / "run")
     Run.create_or_resume(tmp_path / "run", load("bahdanau", ["train.max_steps=5"]))
     longer = Run.create_or_resume(tmp_path / "run", load("bahdanau", ["train.max_steps=9", "train.device=cpu"]))
     assert Run.open(longer.folder).recipe.train.max_steps == 9
 
 
-def begun(folder: Path) -> None:
+def checkpoint(folder: Path) -> None:
     (folder / "state" / "00000001").mkdir(parents=True)
     (folder / "state" / "00000001" / "state.json").write_text("{}", encoding="utf-8")
 
 
-def test_a_run_that_never_began_takes_another_recipe(tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_accepts_another_recipe(tmp_path: Path) -> None:
     Run.create_or_resume(tmp_path / "run", load("bahdanau", ["data.train=typo.tsv"]))
     (tmp_path / "run" / "tokenizer.json").write_text("{}", encoding="utf-8")
     Run.create_or_resume(tmp_path / "run", load("bahdanau", ["data.train=right.tsv"]))
@@ -38,9 +38,9 @@ def test_a_run_that_never_began_takes_another_recipe(tmp_path: Path) -> None:
     assert Run.open(tmp_path / "run").recipe.data.train == "right.tsv"
 
 
-def test_a_changed_recipe_is_refused_and_what_changed_is_named(tmp_path: Path) -> None:
+def test_a_changed_recipe_is_an_error_that_names_the_changes(tmp_path: Path) -> None:
     Run.create_or_resume(tmp_path / "run", load("bahdanau"))
-    begun(tmp_path / "run")
+    checkpoint(tmp_path / "run")
     before = (tmp_path / "run" / "recipe.yaml").read_bytes()
     with pytest.raises(InputError) as caught:
         Run.create_or_resume(tmp_path / "run", load("bahdanau", ["model.width=64", "train.seed=3"]))
@@ -49,7 +49,7 @@ def test_a_changed_recipe_is_refused_and_what_changed_is_named(tmp_path: Path) -
     assert (tmp_path / "run" / "recipe.yaml").read_bytes() == before
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_foreign_folder_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"meow")
     with pytest.raises(InputError, match="is not a run"):
@@ -59,14 +59,14 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
 
 
-def test_a_run_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
+def test_a_missing_run_is_reported_with_existing_ones(tmp_path: Path) -> None:
     Run.create_or_resume(tmp_path / "bahdanau", load("bahdanau"))
     with pytest.raises(InputError) as caught:
         Run.open(tmp_path / "bahdnau")
     assert str(tmp_path / "bahdanau") in str(caught.value)
 
 
-def test_a_run_of_another_format_is_refused(tmp_path: Path) -> None:
+def test_another_format_is_an_error(tmp_path: Path) -> None:
     run = Run.create_or_resume(tmp_path / "run", load("bahdanau"))
     path = run.folder / "recipe.yaml"
     text = path.read_text(encoding="utf-8")
@@ -78,12 +78,12 @@ def test_a_run_of_another_format_is_refused(tmp_path: Path) -> None:
             Run.create_or_resume(run.folder, load("bahdanau"))
 
 
-def test_no_weights_yet(tmp_path: Path) -> None:
+def test_missing_weights(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="wait for the first validation"):
         _ = Run.create_or_resume(tmp_path / "run", load("bahdanau")).weights_path
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_files_are_written_atomically(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "text.txt"
     with atomic_write(path) as temporary:
         temporary.write_text("old", encoding="utf-8")
@@ -99,7 +99,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == ["text.txt"]
 
 
-def test_a_hugging_face_folder_is_no_run(tmp_path: Path) -> None:
+def test_a_hugging_face_folder_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     with pytest.raises(InputError, match=r"is not a run.*pretrained=.*from this Hugging Face folder"):
         Run.open(tmp_path)

@@ -1,4 +1,4 @@
-"""Pictures of our own in files, and recipes of captioning made small."""
+"""Image files, and captioning recipes with small sizes."""
 
 import gzip
 import io
@@ -48,7 +48,7 @@ def png(of: ShapeScene) -> bytes:
 
 
 def folder_of(path: Path, count: int, broken: tuple[int, ...] = ()) -> Path:
-    """A folder of pictures, and beside them ``captions.jsonl`` with two captions each."""
+    """Write a folder of images, and ``captions.jsonl`` with two captions of each."""
     path.mkdir(parents=True, exist_ok=True)
     rows = []
     for number, made in enumerate(drawn(count)):
@@ -61,7 +61,7 @@ def folder_of(path: Path, count: int, broken: tuple[int, ...] = ()) -> Path:
 
 
 def data_set(path: Path) -> None:
-    """A folder laid out as Flickr8k is: pictures in a .tar, all splits in one zipped table."""
+    """Write a folder like Flickr8k: images in a .tar, all splits in one compressed table."""
     path.mkdir(parents=True)
     lines = ["image\tsplit\tcaption"]
     with tarfile.open(path / "images.tar", "w") as tar:
@@ -77,7 +77,7 @@ def data_set(path: Path) -> None:
 
 
 def small_recipe(name: str, *more: str) -> Any:
-    """A recipe made small."""
+    """A recipe with small sizes."""
     kind = recipe.load(name).model.type
     return recipe.load(name, [*SMALL, *SIZES[kind], *more])
 

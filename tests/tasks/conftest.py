@@ -1,4 +1,4 @@
-"""Small data sets of our own, under the names that the recipes know, and small runs."""
+"""Small data sets with the names that recipes use, and small runs."""
 
 import gzip
 import sys
@@ -18,7 +18,7 @@ from translation_runs import sentences, train_run
 
 @pytest.fixture(scope="session")
 def data_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What JUMOK_DATA may name: folders like those of the real data, with sentences of our own."""
+    """A folder for JUMOK_DATA with the layout of the real data."""
     root = tmp_path_factory.mktemp("data")
     splits = {
         "multi30k": (("train", 60), ("val", 7), ("test2016", 11)),

@@ -1,4 +1,4 @@
-"""Small data of our own for BERT's uses, that can be learned in seconds, and runs of it."""
+"""Small generated data for the tasks of a fine-tuned BERT, which can be learned in seconds, and runs on it."""
 
 import json
 import random
@@ -39,53 +39,53 @@ TRAIN = {
 }
 
 
-def filler(chance: random.Random, most: int) -> list[str]:
-    return [chance.choice(OTHER) for _ in range(chance.randint(1, most))]
+def random_words(rng: random.Random, most: int) -> list[str]:
+    return [rng.choice(OTHER) for _ in range(rng.randint(1, most))]
 
 
-def review(chance: random.Random, most: int = 6) -> tuple[str, str]:
-    """A text, and its label: which kind of word is in it."""
-    label = chance.randint(0, 1)
-    word = chance.choice(GOOD if label else BAD)
-    return " ".join([*filler(chance, most), word, *filler(chance, most)]), str(label)
+def review(rng: random.Random, most: int = 6) -> tuple[str, str]:
+    """A text and its label: whether it has a good or a bad word."""
+    label = rng.randint(0, 1)
+    word = rng.choice(GOOD if label else BAD)
+    return " ".join([*random_words(rng, most), word, *random_words(rng, most)]), str(label)
 
 
-def pair(chance: random.Random) -> tuple[str, str, str]:
-    """Two texts, one with a good word and one with a bad one: which is the good one?"""
-    label = chance.randint(0, 1)
-    words = [chance.choice(BAD), chance.choice(GOOD)]
-    one, other = (" ".join([*filler(chance, 3), word]) for word in (words if label else words[::-1]))
-    return one, other, str(label)
+def pair(rng: random.Random) -> tuple[str, str, str]:
+    """Two texts, and whether the first or the second one has a good word."""
+    label = rng.randint(0, 1)
+    words = [rng.choice(BAD), rng.choice(GOOD)]
+    first, second = (" ".join([*random_words(rng, 3), word]) for word in (words if label else words[::-1]))
+    return first, second, str(label)
 
 
-def number(chance: random.Random) -> tuple[str, str]:
-    """A text, and how many good words it has."""
-    count = chance.randint(0, 4)
-    words = [*(chance.choice(GOOD) for _ in range(count)), *filler(chance, 4)]
-    chance.shuffle(words)
+def number(rng: random.Random) -> tuple[str, str]:
+    """A text, and the number of its good words."""
+    count = rng.randint(0, 4)
+    words = [*(rng.choice(GOOD) for _ in range(count)), *random_words(rng, 4)]
+    rng.shuffle(words)
     return " ".join(words), str(count)
 
 
-def sentence(chance: random.Random, most: int = 4) -> list[tuple[str, str]]:
+def sentence(rng: random.Random, most: int = 4) -> list[tuple[str, str]]:
     """Words with tags in IOB1."""
     words: list[tuple[str, str]] = []
-    for _ in range(chance.randint(1, 3)):
-        words += [(word, "O") for word in filler(chance, most)]
-        kind, names = chance.choice([("PER", PEOPLE), ("LOC", PLACES)])
-        words += [(word, f"I-{kind}") for word in chance.choice(names).split()]
+    for _ in range(rng.randint(1, 3)):
+        words += [(word, "O") for word in random_words(rng, most)]
+        kind, names = rng.choice([("PER", PEOPLE), ("LOC", PLACES)])
+        words += [(word, f"I-{kind}") for word in rng.choice(names).split()]
     return [*words, (".", "O")]
 
 
-def question(chance: random.Random, most: int = 4) -> dict[str, Any]:
-    """A paragraph of SQuAD's: who, and where?"""
-    who, where = chance.choice(PEOPLE), chance.choice(PLACES)
-    context = " ".join([*filler(chance, most), who, "lives in", where, *filler(chance, most)])
-    asked = [
-        {"id": f"{kind}{chance.random()}", "question": f"{kind}?",
+def question(rng: random.Random, most: int = 4) -> dict[str, Any]:
+    """A paragraph in the SQuAD format, with the questions who and where."""
+    who, where = rng.choice(PEOPLE), rng.choice(PLACES)
+    context = " ".join([*random_words(rng, most), who, "lives in", where, *random_words(rng, most)])
+    questions = [
+        {"id": f"{kind}{rng.random()}", "question": f"{kind}?",
          "answers": [{"text": answer, "answer_start": context.index(answer)}]}
         for kind, answer in (("who", who), ("where", where))
     ]  # fmt: skip
-    return {"context": context, "qas": asked}
+    return {"context": context, "qas": questions}
 
 
 def table(path: Path, header: str, rows: list[tuple[str, ...]]) -> str:
@@ -94,22 +94,22 @@ def table(path: Path, header: str, rows: list[tuple[str, ...]]) -> str:
 
 
 def tagged(path: Path, sentences: list[list[tuple[str, str]]]) -> str:
-    blocks = ("".join(f"{word} NN {tag}\n" for word, tag in one) for one in sentences)
+    blocks = ("".join(f"{word} NN {tag}\n" for word, tag in sentence) for sentence in sentences)
     path.write_text("\n".join(blocks), encoding="utf-8")
     return str(path)
 
 
 def squad(path: Path, articles: list[list[dict[str, Any]]]) -> str:
-    data = [{"title": f"article {n}", "paragraphs": some} for n, some in enumerate(articles)]
+    data = [{"title": f"article {n}", "paragraphs": paragraphs} for n, paragraphs in enumerate(articles)]
     path.write_text(json.dumps({"data": data}), encoding="utf-8")
     return str(path)
 
 
-def train_run(folder: Path, task: str, data: dict[str, Any], **more: Any) -> Run:
-    """A small run, to its end."""
-    settings = TRAIN | more.pop("train", {})
-    model = MODEL | more.pop("model", {})
-    tree = {"task": task, "data": data, "model": model, "tokenizer": {"vocab_size": 200}, "train": settings, **more}
+def train_run(folder: Path, task: str, data: dict[str, Any], **sections: Any) -> Run:
+    """Train a small model."""
+    settings = TRAIN | sections.pop("train", {})
+    model = MODEL | sections.pop("model", {})
+    tree = {"task": task, "data": data, "model": model, "tokenizer": {"vocab_size": 200}, "train": settings, **sections}
     run = Run.create_or_resume(folder, recipe.parse(tree))
     train(build_task(run), Console(quiet=True))
     return run

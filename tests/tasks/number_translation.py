@@ -1,4 +1,4 @@
-"""A translation run that has learned something: English numbers to German ones, most of them."""
+"""A trained translation run: English numbers to German numbers."""
 
 import functools
 import random
@@ -36,17 +36,17 @@ SMALL += ["train.learning_rate=5e-3", "train.validate_every=200", "train.tensorb
 
 
 def sentences(count: int, seed: int) -> list[tuple[str, str]]:
-    """Of one to six numbers, in both languages."""
-    chance, found = random.Random(seed), []
+    """Generate sentences of one to six numbers, in both languages."""
+    rng, pairs = random.Random(seed), []
     for _ in range(count):
-        numbers = [chance.randrange(9) for _ in range(chance.randrange(1, 7))]
-        found.append((" ".join(ENGLISH[n] for n in numbers), " ".join(GERMAN[n] for n in numbers)))
-    return found
+        numbers = [rng.randrange(9) for _ in range(rng.randrange(1, 7))]
+        pairs.append((" ".join(ENGLISH[n] for n in numbers), " ".join(GERMAN[n] for n in numbers)))
+    return pairs
 
 
 @functools.cache
 def train_run() -> Run:
-    """Once for all tests of a process; it takes some seconds. Tests leave it as it is."""
+    """Train the run, once per process. Tests must not change it."""
     home = Path(_HOME.name)
     lines = [f"{english}\t{german}\n" for english, german in sentences(600, seed=1)]
     (home / "numbers.tsv").write_text("".join(lines), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Recordings of our own in files, and recipes of voices made small."""
+"""Recordings in files, and speech recipes with small sizes."""
 
 import io
 import json
@@ -42,7 +42,7 @@ SIZES += ["model.style.conv_channels=[2, 3, 4]", "model.style.width=8", "model.s
 
 
 def small_recipe(name: str, *more: str) -> Any:
-    """A recipe made small."""
+    """A recipe with small sizes."""
     return recipe.load(name, [*SMALL, *SIZES, *more])
 
 
@@ -53,7 +53,7 @@ def train_run(folder: Path, chosen: Any, console: Console = QUIET) -> Run:
 
 
 def folder_of(path: Path, count: int, broken: tuple[int, ...] = ()) -> Path:
-    """A folder of recordings, and beside them ``metadata.tsv``: three speakers, two emotions, two texts."""
+    """Write a folder of recordings, and ``metadata.tsv``: three speakers, two emotions, two texts."""
     path.mkdir(parents=True, exist_ok=True)
     rows = ["file\ttext\tspeaker\temotion\tsplit"]
     for number in range(count):

@@ -1,4 +1,4 @@
-"""Each file of a run, damaged in each way: ``jumok run`` names the file, without a traceback."""
+"""Damaged files of a run: ``jumok run`` names the file, without a traceback."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ TEXT = {"caption": "scenes:4", "speak": "seven"}  # what is read; elsewhere a te
 
 
 def reviews(path: Path) -> dict[str, object]:
-    chance = random.Random(1)
-    rows = [labelled_runs.review(chance) for _ in range(40)]
+    rng = random.Random(1)
+    rows = [labelled_runs.review(rng) for _ in range(40)]
     return {"train": labelled_runs.table(path / "reviews.tsv", "text\tlabel", rows), "held_out_size": 8}
 
 
 def a_classifier_of_words(path: Path) -> Run:
     data = reviews(path)
-    more = [f"data.{name}={value}" for name, value in data.items()]
-    small = ["model.width=8", "model.embedding_width=8", "train.device=cpu", "train.tensorboard=false"]
-    small += [
+    overrides = [f"data.{name}={value}" for name, value in data.items()]
+    settings = ["model.width=8", "model.embedding_width=8", "train.device=cpu", "train.tensorboard=false"]
+    settings += [
         "train.max_epochs=null",
         "train.max_steps=2",
         "train.warmup_steps=1",
         "train.average_checkpoints=0",
     ]
-    run = Run.create_or_resume(path / "run", recipe.load("self_attentive", [*small, *more]))
+    run = Run.create_or_resume(path / "run", recipe.load("self_attentive", [*settings, *overrides]))
     train(build_task(run), caption_runs.QUIET)
     return run
 
@@ -85,27 +85,29 @@ def damages(data: bytes) -> dict[str, bytes | None]:
     return DAMAGE | dict(zip(CUT, (data[: len(data) // 2], data.rstrip()[:-1]), strict=True))
 
 
-def test_a_damaged_file_is_told_in_a_line(
+def test_a_damaged_file_is_reported_in_one_line(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = shutil.copytree(run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("state", "data"))
     monkeypatch.chdir(tmp_path)
     text = TEXT.get(run.recipe.task, "a text")
     monkeypatch.setattr(sys, "argv", ["jumok", "run", str(folder), text, "--device", "cpu"])
-    wrong = []
+    failures = []
     for file in Run.open(folder).model_files:
         data = file.read_bytes()
         for name, content in damages(data).items():
             file.unlink() if content is None else file.write_bytes(content)
             with pytest.raises(SystemExit) as ended:
                 cli_app.main()
-            told = capsys.readouterr().err
+            message = capsys.readouterr().err
             if ended.value.code:
-                wrong += [] if told.startswith("jumok: ") and file.name in told else [(file.name, name, told)]
+                failures += (
+                    [] if message.startswith("jumok: ") and file.name in message else [(file.name, name, message)]
+                )
             elif not (file.name == "recipe.yaml" and name in CUT):  # it may be YAML still
-                wrong.append((file.name, name, "nothing was said"))
+                failures.append((file.name, name, "nothing was said"))
         file.write_bytes(data)
-    assert not wrong
+    assert not failures
     with pytest.raises(SystemExit) as ended:
         cli_app.main()
     assert not ended.value.code

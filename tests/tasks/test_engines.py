@@ -1,4 +1,4 @@
-"""Other engines than PyTorch: the same answers by the same methods."""
+"""Engines other than PyTorch give the same results through the same methods."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def exact(run: Run) -> CTranslate2TranslationPredictor:
     return ctranslate2_engine.load(run, "cpu", "float32")
 
 
-def told(one: TranslationPrediction) -> tuple[str, bool, list[str], list[str]]:
-    return one.translation, one.finished, one.source_words, one.target_words
+def get_texts(prediction: TranslationPrediction) -> tuple[str, bool, list[str], list[str]]:
+    return prediction.translation, prediction.finished, prediction.source_words, prediction.target_words
 
 
 # ------------------------------------------------------------------------------------ the same answers
@@ -61,22 +61,22 @@ def told(one: TranslationPrediction) -> tuple[str, bool, list[str], list[str]]:
     ],
     ids=["greedy", "recipe's", "beam", "some"],
 )
-def test_ctranslate2_says_what_torch_says(
+def test_translations_equal_those_of_torch(
     search: TranslationOptions, by_torch: TranslationPredictor, exact: CTranslate2TranslationPredictor
 ) -> None:
-    ours, theirs = (list(one.predict(TEXTS, search, first_index=3)) for one in (by_torch, exact))
+    ours, theirs = (list(predictor.predict(TEXTS, search, first_index=3)) for predictor in (by_torch, exact))
     for x, y in zip(ours, theirs, strict=True):
         assert x.index == y.index
-        for one, other in zip((x, *x.alternatives), (y, *y.alternatives), strict=True):
-            assert told(one) == told(other)
-            assert other.score == pytest.approx(one.score, abs=0.02)
+        for prediction, other in zip((x, *x.alternatives), (y, *y.alternatives), strict=True):
+            assert get_texts(prediction) == get_texts(other)
+            assert other.score == pytest.approx(prediction.score, abs=0.02)
     assert ours[40].translation == theirs[40].translation == ""
-    assert len({one.translation for one in theirs}) > 20
+    assert len({prediction.translation for prediction in theirs}) > 20
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 3.0])
 @pytest.mark.parametrize("coverage", [0.0, 0.4])
-def test_a_beam_is_ranked_by_our_score(
+def test_hypotheses_are_ranked_by_our_score(
     penalty: float,
     coverage: float,
     run: Run,
@@ -87,26 +87,32 @@ def test_a_beam_is_ranked_by_our_score(
     decode = TranslationDecodeConfig(beam_size=3, length_penalty=penalty, coverage_penalty=coverage)
     monkeypatch.setattr(by_torch, "decode_config", decode)
     monkeypatch.setattr(exact, "decode_config", decode)
-    ours, theirs = (list(one.predict(TEXTS[:25], TranslationOptions(n_best=3))) for one in (by_torch, exact))
+    ours, theirs = (
+        list(predictor.predict(TEXTS[:25], TranslationOptions(n_best=3))) for predictor in (by_torch, exact)
+    )
     for x, y in zip(ours, theirs, strict=True):
         assert x.translation == y.translation
         assert y.score == pytest.approx(x.score, abs=0.02)
-        scores = [one.score for one in (y, *y.alternatives)]
+        scores = [prediction.score for prediction in (y, *y.alternatives)]
         assert scores == sorted(scores, reverse=True)
         # Where more hypotheses end at a time than there is room for, CTranslate2 keeps those it likes best;
         # of coverage it knows nothing.
-        both = {one.translation for one in x.alternatives} & {one.translation for one in y.alternatives}
-        assert coverage or both
+        common = {prediction.translation for prediction in x.alternatives} & {
+            prediction.translation for prediction in y.alternatives
+        }
+        assert coverage or common
 
 
-def test_eight_bits_say_nearly_the_same(run: Run, by_torch: TranslationPredictor) -> None:
+def test_quantization_hardly_changes_bleu(run: Run, by_torch: TranslationPredictor) -> None:
     quick = engines.load_predictor(run, "ctranslate2", "cpu")
     assert quick.engine.compute_type.startswith("int8")
     texts, references = zip(*sentences(150, seed=4), strict=True)
     metric = translate_metrics.build_bleu(run)
     ours, theirs = (
-        metric.score([said.translation for said in one.predict(texts, TranslationOptions())], references).value
-        for one in (by_torch, quick)
+        metric.score(
+            [prediction.translation for prediction in predictor.predict(texts, TranslationOptions())], references
+        ).value
+        for predictor in (by_torch, quick)
     )
     assert ours > 60
     assert abs(ours - theirs) < 1.5
@@ -116,19 +122,23 @@ def test_eight_bits_say_nearly_the_same(run: Run, by_torch: TranslationPredictor
 
 
 @pytest.mark.parametrize("beam", [1, 3])
-def test_what_never_ends_is_cut_off_at_our_limit(
+def test_translations_are_cut_off_at_our_limit(
     beam: int, by_torch: TranslationPredictor, exact: CTranslate2TranslationPredictor, monkeypatch: Any
 ) -> None:
     texts = ["one two", "five five"] if beam > 1 else ["one", "two three four nine nine one", "five six"]
-    for one in (by_torch, exact):
-        monkeypatch.setattr(one, "_max_target_tokens", lambda length: length // 2)
-    ours, theirs = (list(one.predict(texts, TranslationOptions(beam_size=beam))) for one in (by_torch, exact))
-    assert [told(one) for one in ours] == [told(one) for one in theirs]
-    assert not all(one.finished for one in theirs)
-    assert [one.score for one in theirs] == pytest.approx([one.score for one in ours], abs=0.02)
+    for predictor in (by_torch, exact):
+        monkeypatch.setattr(predictor, "_max_target_tokens", lambda length: length // 2)
+    ours, theirs = (
+        list(predictor.predict(texts, TranslationOptions(beam_size=beam))) for predictor in (by_torch, exact)
+    )
+    assert [get_texts(prediction) for prediction in ours] == [get_texts(prediction) for prediction in theirs]
+    assert not all(prediction.finished for prediction in theirs)
+    assert [prediction.score for prediction in theirs] == pytest.approx(
+        [prediction.score for prediction in ours], abs=0.02
+    )
 
 
-def test_a_text_that_is_too_long_is_refused(exact: CTranslate2TranslationPredictor) -> None:
+def test_a_text_that_is_too_long_is_an_error(exact: CTranslate2TranslationPredictor) -> None:
     text = " ".join(["one"] * exchange.MAX_POSITIONS)
     with pytest.raises(InputError, match=r"line 1 has 4096 tokens, .* --engine torch,.* takes 4095 at most"):
         exact.count_tokens(text)
@@ -145,94 +155,97 @@ def test_the_longest_text_is_translated(exact: CTranslate2TranslationPredictor, 
 # ------------------------------------------------------------------------------------------ listening
 
 
-class Crowd:
-    """Listens to all, and leaves one sentence after some words of it."""
+class RecordingListener:
+    """Records the tokens of all sentences, and cancels one of them after some tokens."""
 
-    def __init__(self, leaves: int | None = None, after: int = 1) -> None:
-        self.leaves, self.after = leaves, after
-        self.said: dict[int, list[list[int]]] = {}
+    def __init__(self, cancelled: int | None = None, after: int = 1) -> None:
+        self.cancelled, self.after = cancelled, after
+        self.tokens: dict[int, list[list[int]]] = {}
 
     def is_cancelled(self, sentence: int) -> bool:
-        return sentence == self.leaves and len(self.said.get(sentence, ())) >= self.after
+        return sentence == self.cancelled and len(self.tokens.get(sentence, ())) >= self.after
 
     def is_streaming(self, sentence: int) -> bool:
         return True
 
     def on_tokens(self, sentence: int, ids: Sequence[int]) -> None:
-        self.said.setdefault(sentence, []).append(list(ids))
+        self.tokens.setdefault(sentence, []).append(list(ids))
 
 
-def test_a_greedy_search_is_heard_as_that_of_torch(
+def test_greedy_search_streams_the_same_tokens_as_torch(
     by_torch: TranslationPredictor, exact: CTranslate2TranslationPredictor
 ) -> None:
-    ours, theirs = Crowd(), Crowd()
+    ours, theirs = RecordingListener(), RecordingListener()
     list(by_torch.predict(TEXTS, TranslationOptions(beam_size=1), first_index=5, listener=ours))
-    found = list(exact.predict(TEXTS, TranslationOptions(beam_size=1), first_index=5, listener=theirs))
-    assert ours.said == theirs.said
-    assert all(EOS not in ids for steps in theirs.said.values() for ids in steps)
-    assert all(exact.ids_to_text(steps[-1]) == found[n - 5].translation for n, steps in theirs.said.items())
+    predictions = list(exact.predict(TEXTS, TranslationOptions(beam_size=1), first_index=5, listener=theirs))
+    assert ours.tokens == theirs.tokens
+    assert all(EOS not in ids for steps in theirs.tokens.values() for ids in steps)
+    assert all(exact.ids_to_text(steps[-1]) == predictions[n - 5].translation for n, steps in theirs.tokens.items())
 
 
-def test_who_leaves_is_not_worked_for(exact: CTranslate2TranslationPredictor) -> None:
+def test_a_cancelled_sentence_is_not_decoded_further(exact: CTranslate2TranslationPredictor) -> None:
     texts = ["one two three four five six", "six five four three two one", "nine one nine one nine one"]
-    whole = [one.translation for one in exact.predict(texts, TranslationOptions(beam_size=1))]
-    crowd = Crowd(leaves=1, after=2)
-    found = [one.translation for one in exact.predict(texts, TranslationOptions(beam_size=1), listener=crowd)]
-    assert len(crowd.said[1]) == 2
-    assert [found[0], found[2]] == [whole[0], whole[2]]
+    whole = [prediction.translation for prediction in exact.predict(texts, TranslationOptions(beam_size=1))]
+    listener = RecordingListener(cancelled=1, after=2)
+    translations = [
+        prediction.translation
+        for prediction in exact.predict(texts, TranslationOptions(beam_size=1), listener=listener)
+    ]
+    assert len(listener.tokens[1]) == 2
+    assert [translations[0], translations[2]] == [whole[0], whole[2]]
 
 
-def test_a_beam_is_not_heard(exact: CTranslate2TranslationPredictor) -> None:
-    crowd = Crowd()
-    [found] = exact.predict(["one two"], TranslationOptions(beam_size=2), listener=crowd)
-    assert found.translation == "eins zwei"
-    assert crowd.said == {}
+def test_beam_search_does_not_stream(exact: CTranslate2TranslationPredictor) -> None:
+    listener = RecordingListener()
+    [prediction] = exact.predict(["one two"], TranslationOptions(beam_size=2), listener=listener)
+    assert prediction.translation == "eins zwei"
+    assert listener.tokens == {}
 
 
 # -------------------------------------------------------------------------- what CTranslate2 cannot do
 
 
-def test_maps_come_from_torch_which_is_loaded_for_them(run: Run, by_torch: TranslationPredictor) -> None:
+def test_the_torch_model_is_loaded_for_attention_only(run: Run, by_torch: TranslationPredictor) -> None:
     quick = engines.load_predictor(run, "ctranslate2", "cpu")
     quick.count_tokens("one two three")
     quick.translate("one two three", with_attention=False)
     assert "model" not in vars(quick)
-    found = quick.translate("one two three")
+    prediction = quick.translate("one two three")
     assert "model" in vars(quick)
-    assert found.alignment == by_torch.translate("one two three").alignment
-    [scene] = quick.build_viewer_data("one two", "eins zwei")
-    assert scene.layers
+    assert prediction.alignment == by_torch.translate("one two three").alignment
+    [view] = quick.build_viewer_data("one two", "eins zwei")
+    assert view.layers
 
 
-def test_sampling_is_refused(exact: CTranslate2TranslationPredictor) -> None:
+def test_sampling_is_an_error(exact: CTranslate2TranslationPredictor) -> None:
     with pytest.raises(InputError, match=r"--sample: .* --engine torch"):
         exact.translate("one two", TranslationOptions(sample=True))
 
 
-def test_other_models_are_refused(bahdanau: Run) -> None:
+def test_other_models_are_an_error(bahdanau: Run) -> None:
     with pytest.raises(InputError, match=r"a seq2seq model for the task translate; .*--engine onnx, .* --engine torch"):
         engines.load_predictor(bahdanau, "ctranslate2", "cpu")
     assert not engines.get_engine_cache_folder(bahdanau, "ctranslate2").exists()
 
 
-def test_an_engine_that_is_none_is_refused(run: Run) -> None:
+def test_an_unknown_engine_is_an_error(run: Run) -> None:
     with pytest.raises(InputError, match="--engine tensorrt: it is one of torch, ctranslate2, onnx"):
         engines.load_predictor(run, "tensorrt")
 
 
-def test_a_device_that_is_none_is_refused(run: Run) -> None:
+def test_an_unknown_device_is_an_error(run: Run) -> None:
     with pytest.raises(InputError, match=r"device 'cuda:7'"):
         engines.load_predictor(run, "ctranslate2", "cuda:7")
     with pytest.raises(InputError, match=r"device 'tpu'"):
         engines.load_predictor(run, "ctranslate2", "tpu")
 
 
-def test_a_gpu_that_it_cannot_compute_on_is_told_at_the_start(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unusable_gpu_is_reported_at_the_start(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     class Opened:
-        """What CTranslate2 gives where CUDA's libraries are missing: nothing is amiss until it computes."""
+        """CTranslate2 without the libraries of CUDA: the first computation fails."""
 
-        def __init__(self, *_: Any, **more: Any) -> None:
-            assert more["compute_type"] == "float16"
+        def __init__(self, *_: Any, **options: Any) -> None:
+            assert options["compute_type"] == "float16"
 
         def translate_batch(self, *_: Any, **__: Any) -> None:
             raise RuntimeError("Library libcublas.so.12 is not found or cannot be loaded")
@@ -254,17 +267,17 @@ def test_a_missing_package_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -
 # ------------------------------------------------------------------------------------- what is kept
 
 
-def test_files_are_made_once_and_anew_for_other_weights(run: Run, tmp_path: Path) -> None:
+def test_engine_files_are_rebuilt_for_other_weights(run: Run, tmp_path: Path) -> None:
     shutil.copytree(run.folder, tmp_path / "run")
-    mine, made = Run.open(tmp_path / "run"), []
+    mine, built = Run.open(tmp_path / "run"), []
 
     def make(folder: Path) -> None:
-        made.append(folder)
+        built.append(folder)
         (folder / "model.bin").write_text("…")
 
     first = engines.get_engine_files(mine, "some", make)
     assert engines.get_engine_files(mine, "some", make) == first
-    assert len(made) == 1
+    assert len(built) == 1
     assert [path.name for path in first.iterdir()] == ["model.bin"]
     with mine.weights_path.open("ab") as file:
         file.write(b" ")
@@ -273,7 +286,7 @@ def test_files_are_made_once_and_anew_for_other_weights(run: Run, tmp_path: Path
     assert list(engines.get_engine_cache_folder(mine, "some").iterdir()) == [second]
 
 
-def test_what_fails_leaves_nothing(run: Run, tmp_path: Path) -> None:
+def test_a_failed_build_leaves_no_files(run: Run, tmp_path: Path) -> None:
     mine = Run.open(shutil.copytree(run.folder, tmp_path / "run"))
 
     def broken(folder: Path) -> None:
@@ -285,20 +298,20 @@ def test_what_fails_leaves_nothing(run: Run, tmp_path: Path) -> None:
     assert list(engines.get_engine_cache_folder(mine, "some").iterdir()) == []
 
 
-def test_two_may_make_them_at_the_same_time(run: Run, tmp_path: Path) -> None:
+def test_concurrent_builds(run: Run, tmp_path: Path) -> None:
     shutil.copytree(run.folder, tmp_path / "run")
-    mine, together, found = Run.open(tmp_path / "run"), threading.Barrier(2), []
+    mine, together, folders = Run.open(tmp_path / "run"), threading.Barrier(2), []
 
     def make(folder: Path) -> None:
         (folder / "model.bin").write_text("…")
         together.wait(10)
 
     threads = [
-        threading.Thread(target=lambda: found.append(engines.get_engine_files(mine, "some", make))) for _ in "ab"
+        threading.Thread(target=lambda: folders.append(engines.get_engine_files(mine, "some", make))) for _ in "ab"
     ]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert found[0] == found[1]
-    assert os.listdir(found[0]) == ["model.bin"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert folders[0] == folders[1]
+    assert os.listdir(folders[0]) == ["model.bin"]

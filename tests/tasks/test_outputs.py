@@ -1,4 +1,4 @@
-"""What commands write: never in the place of what they read; an error about a full disk names the file."""
+"""Outputs of commands: they never overwrite inputs, and errors about a full disk name the file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Result(NamedTuple):
 
 @pytest.fixture
 def jumok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """Run a command in this process, in a folder of its own."""
+    """Returns a function that runs a command in this process, in a temporary folder."""
     monkeypatch.chdir(tmp_path)
 
     def run(*words: object, stdin: Path | None = None) -> Result:
@@ -57,7 +57,7 @@ def jumok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 @pytest.mark.parametrize("alias", ["same", "symlink", "hard link", "other spelling", "part"])
 @pytest.mark.parametrize("again", [[], ["--overwrite"]])
-def test_an_input_is_not_replaced(
+def test_an_input_is_not_overwritten(
     jumok: Callable[..., Result], bahdanau: Run, tmp_path: Path, alias: str, again: list[str]
 ) -> None:
     source, out = tmp_path / "x.txt", tmp_path / "y.txt"
@@ -78,7 +78,7 @@ def test_an_input_is_not_replaced(
     assert source.read_text(encoding="utf-8") == TEXT
 
 
-def test_neither_is_standard_input_nor_a_file_of_the_run(
+def test_standard_input_and_files_of_the_run_are_not_overwritten(
     jumok: Callable[..., Result], bahdanau: Run, tmp_path: Path
 ) -> None:
     source = tmp_path / "x.txt"
@@ -97,7 +97,9 @@ def test_neither_is_standard_input_nor_a_file_of_the_run(
     assert source.read_text(encoding="utf-8") == TEXT
 
 
-def test_other_commands_leave_what_they_read(jumok: Callable[..., Result], bahdanau: Run, tmp_path: Path) -> None:
+def test_other_commands_do_not_overwrite_their_inputs(
+    jumok: Callable[..., Result], bahdanau: Run, tmp_path: Path
+) -> None:
     pairs, text = tmp_path / "pairs.tsv", tmp_path / "text.html"
     pairs.write_text("this is an example\t이것은 예문이다\n", encoding="utf-8")
     text.write_text("this is an example", encoding="utf-8")
@@ -120,9 +122,7 @@ def test_other_commands_leave_what_they_read(jumok: Callable[..., Result], bahda
 # ---------------------------------------------------------------------------- lines that cannot be read
 
 
-def test_a_line_that_is_not_utf_8_is_skipped_like_others(
-    jumok: Callable[..., Result], bahdanau: Run, tmp_path: Path
-) -> None:
+def test_invalid_utf_8_is_skipped(jumok: Callable[..., Result], bahdanau: Run, tmp_path: Path) -> None:
     source, out = tmp_path / "x.txt", tmp_path / "y.txt"
     source.write_bytes(b"the sun is red\n\xff\xfe bad\nthe sun is red\n\x80\n")
     result = jumok("run", bahdanau.folder, source, "--out", out, "--on-error", "skip")
@@ -137,9 +137,7 @@ def test_a_line_that_is_not_utf_8_is_skipped_like_others(
     assert f"{source}:2: this is not UTF-8" in result.err
 
 
-def test_a_gzip_file_that_is_cut_off_or_explodes_is_told(
-    jumok: Callable[..., Result], bahdanau: Run, tmp_path: Path
-) -> None:
+def test_damaged_gzip_files_are_an_error(jumok: Callable[..., Result], bahdanau: Run, tmp_path: Path) -> None:
     source = tmp_path / "x.txt.gz"
     source.write_bytes(gzip.compress(os.urandom(9000))[:5000])
     result = jumok("run", bahdanau.folder, source, "--on-error", "skip")
@@ -151,7 +149,7 @@ def test_a_gzip_file_that_is_cut_off_or_explodes_is_told(
     assert "x.txt.gz:1: this line has over" in result.err
 
 
-def test_a_line_that_comes_in_many_small_pieces_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_may_arrive_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     class Pipe(io.RawIOBase):
         pieces = iter([b"a"] * 1000 + [b"\nb\n"])
 
@@ -168,7 +166,7 @@ def test_a_line_that_comes_in_many_small_pieces_is_one_line(monkeypatch: pytest.
 
 @contextlib.contextmanager
 def small_files(size: int) -> Iterator[None]:
-    """No file can be written beyond so many bytes: to who writes, it is like a full disk."""
+    """Limit the size of files, which has the effect of a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -190,7 +188,7 @@ def small_files(size: int) -> Iterator[None]:
         (["train", "bahdanau", *TINY, "--out", "new"], 50_000, ".safetensors"),
     ],
 )  # fmt: skip
-def test_a_full_disk_is_told_with_the_file(
+def test_a_full_disk_is_reported_with_the_file(
     jumok: Callable[..., Result],
     bahdanau: Run,
     transformer: Run,
@@ -215,13 +213,13 @@ def test_a_full_disk_is_told_with_the_file(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_full_device_is_named(jumok: Callable[..., Result], bahdanau: Run) -> None:
+def test_a_full_device_is_reported(jumok: Callable[..., Result], bahdanau: Run) -> None:
     result = jumok("run", bahdanau.folder, "the sun is red", "--out", "/dev/full")
     assert result.status == 1
     assert result.err.splitlines()[-1] == "jumok: No space left on device: /dev/full"
 
 
-def test_a_recording_on_a_full_disk_is_named(tmp_path: Path) -> None:
+def test_a_recording_on_a_full_disk_is_reported(tmp_path: Path) -> None:
     for ending in (".wav", ".flac", ".ogg"):
         with small_files(1000), pytest.raises(OSError, match="File too large") as error:
             save_audio(tmp_path / f"speech{ending}", np.random.default_rng(0).uniform(-1, 1, 9000), 8000)
@@ -230,7 +228,7 @@ def test_a_recording_on_a_full_disk_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["model.width", "model.embedding_width", "tokenizer.vocab_size"])
-def test_a_size_that_no_memory_has_is_told_by_its_key(jumok: Callable[..., Result], key: str) -> None:
+def test_an_impossible_size_is_reported_with_its_key(jumok: Callable[..., Result], key: str) -> None:
     result = jumok("train", "bahdanau", f"{key}={10**12}", "--out", "run")
     assert result.status == 1
     assert f"{key}: 1000000000000 came" in result.err
@@ -245,13 +243,13 @@ def test_a_size_that_no_memory_has_is_told_by_its_key(jumok: Callable[..., Resul
         RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried"),
     ],
 )
-def test_not_enough_memory_is_told_in_a_line(
+def test_running_out_of_memory_is_reported_in_one_line(
     jumok: Callable[..., Result], error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("jumok.tasks.base.train", fail)
+    monkeypatch.setattr("jumok.tasks.training.train", fail)
     result = jumok("train", "bahdanau", "--out", "run")
     assert result.status == 1
     assert result.err.startswith("jumok: out of memory: use smaller batches")

@@ -1,4 +1,4 @@
-"""Pretraining from a recipe to a hidden word, small: every recipe, learning, resuming, and what is told."""
+"""Pretraining: every recipe, training, resuming, mask filling and errors."""
 
 import gzip
 import itertools
@@ -62,56 +62,56 @@ WORDS = {
 }
 
 
-def text(language: str = "en", count: int = 200, seed: int = 1) -> str:
-    """Documents that count up from somewhere, or down: every word follows from its neighbours."""
-    chance = random.Random(seed)
-    found = []
+def make_text(language: str = "en", count: int = 200, seed: int = 1) -> str:
+    """Generate documents that count up or down, so that each word follows from its neighbours."""
+    rng = random.Random(seed)
+    documents = []
     for _ in range(count):
-        words = WORDS[language][:: chance.choice((1, -1))]
+        words = WORDS[language][:: rng.choice((1, -1))]
         sentences = []
-        for _ in range(chance.randint(3, 6)):
-            begin, length = chance.randrange(12), chance.randint(4, 8)
+        for _ in range(rng.randint(3, 6)):
+            begin, length = rng.randrange(12), rng.randint(4, 8)
             sentences.append(" ".join(itertools.islice(itertools.cycle(words), begin, begin + length)) + ".")
-        found.append("\n".join(sentences))
-    return "\n\n".join(found)
+        documents.append("\n".join(sentences))
+    return "\n\n".join(documents)
 
 
 @pytest.fixture(scope="module")
 def data_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What JUMOK_DATA may name."""
+    """A folder for JUMOK_DATA."""
     root = tmp_path_factory.mktemp("data")
     for language in WORDS:
         (root / f"wiki_{language}").mkdir()
-        (root / f"wiki_{language}" / "text.txt.gz").write_bytes(gzip.compress(text(language).encode()))
+        (root / f"wiki_{language}" / "text.txt.gz").write_bytes(gzip.compress(make_text(language).encode()))
     articles = [
-        {"title": str(n), "paragraphs": [{"context": line, "qas": []} for line in one.split("\n")]}
-        for n, one in enumerate(text().split("\n\n"))
+        {"title": str(n), "paragraphs": [{"context": line, "qas": []} for line in document.split("\n")]}
+        for n, document in enumerate(make_text().split("\n\n"))
     ]
     (root / "jaquad" / "train").mkdir(parents=True)
     (root / "jaquad" / "train" / "0.json").write_text(json.dumps({"data": articles}))
-    reviews = text("ko", count=3000).replace("\n\n", "\n").split("\n")
+    reviews = make_text("ko", count=3000).replace("\n\n", "\n").split("\n")
     (root / "nsmc").mkdir()
-    (root / "nsmc" / "train.tsv").write_text("\n".join(["id\tdocument", *(f"1\t{one}" for one in reviews)]))
+    (root / "nsmc" / "train.tsv").write_text("\n".join(["id\tdocument", *(f"1\t{review}" for review in reviews)]))
     return root
 
 
-def small(folder: Path, data_sets: Path, *more: str, name: str = "bert") -> Run:
+def small(folder: Path, data_sets: Path, *settings: str, name: str = "bert") -> Run:
     source = [] if "/" in name else [f"data.train={data_sets / 'wiki_en' / 'text.txt.gz'}"]
-    return Run.create_or_resume(folder, recipe.load(name, [*SMALL, *source, *more]))
+    return Run.create_or_resume(folder, recipe.load(name, [*SMALL, *source, *settings]))
 
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory, data_sets: Path) -> Run:
-    """A run that has learned to count."""
-    more = ["model.width=64", "model.feed_forward_width=128", "model.dropout=0", "masking.sequence_length=16"]
-    more += [
+    """A trained run."""
+    settings = ["model.width=64", "model.feed_forward_width=128", "model.dropout=0", "masking.sequence_length=16"]
+    settings += [
         "train.learning_rate=3e-3",
         "train.max_steps=300",
         "train.warmup_steps=50",
         "train.validate_every=100",
     ]
-    more += ["train.log_every=20"]
-    run = small(tmp_path_factory.mktemp("runs") / "learned", data_sets, *more)
+    settings += ["train.log_every=20"]
+    run = small(tmp_path_factory.mktemp("runs") / "learned", data_sets, *settings)
     train(build_task(run), QUIET)
     return run
 
@@ -124,77 +124,81 @@ def metrics(run: Run) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("name", PRETRAINING)
-def test_every_recipe_trains_and_is_judged(
+def test_every_recipe_trains_and_is_evaluated(
     name: str, data_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUMOK_DATA", str(data_sets))
-    given = ["pretrained=null"] if name != "bert/default" else [f"data.train={data_sets / 'wiki_en' / 'text.txt.gz'}"]
-    run = small(tmp_path / "run", data_sets, *given, name=name)
+    settings = (
+        ["pretrained=null"] if name != "bert/default" else [f"data.train={data_sets / 'wiki_en' / 'text.txt.gz'}"]
+    )
+    run = small(tmp_path / "run", data_sets, *settings, name=name)
     train(build_task(run), QUIET)
-    told = metrics(run)
-    told = [line for line in told if line["event"] != "alarm"]  # it hardly learned
-    assert [line["event"] for line in told] == ["train", "train", "train", "validation"]
-    assert {"masked_lm", "next_sentence"} <= told[0].keys()
-    assert {"mlm_accuracy", "nsp_accuracy", "perplexity", "attention/entropy"} <= told[-1].keys()
-    filler = jumok.load(run.folder, "cpu")
-    found = evaluate(filler, "test", FillMaskOptions(), QUIET)
-    kept = json.loads((run.folder / "eval" / "test.json").read_text())
+    events = metrics(run)
+    events = [line for line in events if line["event"] != "alarm"]  # it hardly learned
+    assert [line["event"] for line in events] == ["train", "train", "train", "validation"]
+    assert {"masked_lm", "next_sentence"} <= events[0].keys()
+    assert {"mlm_accuracy", "nsp_accuracy", "perplexity", "attention/entropy"} <= events[-1].keys()
+    predictor = jumok.load(run.folder, "cpu")
+    evaluation = evaluate(predictor, "test", FillMaskOptions(), QUIET)
+    stored = json.loads((run.folder / "eval" / "test.json").read_text())
     for name in ("mlm_accuracy", "num_pairs", "num_masked_tokens"):
-        assert kept[name] == found.metrics[name]
+        assert stored[name] == evaluation.metrics[name]
     assert (run.folder / "figures" / "accuracy.png").stat().st_size > 1000
-    assert len(filler.fill("one [MASK] three").mask_predictions[0]) == 5
+    assert len(predictor.fill("one [MASK] three").mask_predictions[0]) == 5
 
 
-def test_it_learns(learned: Run) -> None:
-    told = metrics(learned)
-    losses = [line["loss"] for line in told if line["event"] == "train"]
+def test_loss_and_accuracy_improve(learned: Run) -> None:
+    events = metrics(learned)
+    losses = [line["loss"] for line in events if line["event"] == "train"]
     assert losses[0] > 3.0
     assert losses[-1] < 0.6 * losses[0]
-    last = [line for line in told if line["event"] == "validation"][-1]
+    last = [line for line in events if line["event"] == "validation"][-1]
     assert last["mlm_accuracy"] > 0.6
     assert last["perplexity"] < 5
     # Of the two parts, hidden words are so many and "next?" is a mean beside them.
-    line = told[0]
+    line = events[0]
     assert line["loss"] == pytest.approx(line["masked_lm"] + line["next_sentence"])
     assert 0.6 < line["next_sentence"] < 0.8  # log 2: nothing is known
 
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_numbers(data_sets: Path, tmp_path: Path) -> None:
-    more = ["train.schedule=constant", "train.validate_every=4", "train.batch_tokens=2048"]
-    whole = small(tmp_path / "whole", data_sets, *more, "train.max_steps=8")
+def test_resumed_training_gives_identical_weights(data_sets: Path, tmp_path: Path) -> None:
+    settings = ["train.schedule=constant", "train.validate_every=4", "train.batch_tokens=2048"]
+    whole = small(tmp_path / "whole", data_sets, *settings, "train.max_steps=8")
     train(build_task(whole), QUIET)
     for steps in (3, 8):
-        parts = small(tmp_path / "parts", data_sets, *more, f"train.max_steps={steps}")
+        parts = small(tmp_path / "parts", data_sets, *settings, f"train.max_steps={steps}")
         train(build_task(parts), QUIET)
-    one, other = (load_file(run.folder / "state" / "00000008" / "model.safetensors") for run in (whole, parts))
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    whole_weights, resumed_weights = (
+        load_file(run.folder / "state" / "00000008" / "model.safetensors") for run in (whole, parts)
+    )
+    assert whole_weights.keys() == resumed_weights.keys()
+    assert all(torch.equal(whole_weights[name], resumed_weights[name]) for name in whole_weights)
     losses = [[line["loss"] for line in metrics(run) if line["event"] == "train"] for run in (whole, parts)]
     assert losses[0] == losses[1]
     assert max(line["epoch"] for line in metrics(whole)) >= 1  # over the end of an epoch
 
 
-def test_documents_that_are_held_out_are_not_learned_from(tmp_path: Path) -> None:
-    twice = text(count=150) + "\n\n" + text(count=150)  # every document a second time
+def test_held_out_documents_are_not_in_the_training_data(tmp_path: Path) -> None:
+    twice = make_text(count=150) + "\n\n" + make_text(count=150)  # every document a second time
     (tmp_path / "text.txt").write_text(twice)
-    found = PretrainingData(PretrainingDataConfig(train=str(tmp_path / "text.txt"), held_out_size=20), tmp_path)
-    parts = {"train": {one.text for one in found.train_documents()}}
+    data = PretrainingData(PretrainingDataConfig(train=str(tmp_path / "text.txt"), held_out_size=20), tmp_path)
+    parts = {"train": {document.text for document in data.train_documents()}}
     for name in ("valid", "test"):
-        parts[name] = {one.text for one in found.held_out_documents(name)}
-        assert 10 <= sum(1 for _ in found.held_out_documents(name)) <= 40
+        parts[name] = {document.text for document in data.held_out_documents(name)}
+        assert 10 <= sum(1 for _ in data.held_out_documents(name)) <= 40
     assert not parts["train"] & parts["valid"]
     assert not parts["train"] & parts["test"]
     assert not parts["valid"] & parts["test"]
-    assert set().union(*parts.values()) == {one.strip() for one in twice.split("\n\n")}
+    assert set().union(*parts.values()) == {document.strip() for document in twice.split("\n\n")}
     named = PretrainingData(
         PretrainingDataConfig(train=str(tmp_path / "text.txt"), valid=str(tmp_path / "text.txt")),
         tmp_path / "b",
     )
-    assert len({one.text for one in named.train_documents()}) < 150  # the test documents are held out
-    assert len({one.text for one in named.held_out_documents("valid")}) == 150
+    assert len({document.text for document in named.train_documents()}) < 150  # the test documents are held out
+    assert len({document.text for document in named.held_out_documents("valid")}) == 150
 
 
-def test_the_vocabulary_may_be_anothers(learned: Run, data_sets: Path, tmp_path: Path) -> None:
+def test_the_vocabulary_of_another_run(learned: Run, data_sets: Path, tmp_path: Path) -> None:
     run = small(
         tmp_path / "run",
         data_sets,
@@ -206,135 +210,135 @@ def test_the_vocabulary_may_be_anothers(learned: Run, data_sets: Path, tmp_path:
     assert (run.folder / "tokenizer.json").read_text() == (learned.folder / "tokenizer.json").read_text()
 
 
-def test_a_validation_hides_the_same_words_every_time(learned: Run) -> None:
-    filler = load_predictor(learned, "cpu")
-    one, other = (pretrain_metrics.score_model(filler.model, filler.load_split("valid").batcher) for _ in "ab")
-    assert one == other
+def test_validation_always_masks_the_same_words(learned: Run) -> None:
+    predictor = load_predictor(learned, "cpu")
+    scores, repeated = (
+        pretrain_metrics.score_model(predictor.model, predictor.load_split("valid").batcher) for _ in "ab"
+    )
+    assert scores == repeated
     best = max(line["mlm_accuracy"] for line in metrics(learned) if line["event"] == "validation")
-    assert one.mlm_accuracy == pytest.approx(best, abs=0.05)
+    assert scores.mlm_accuracy == pytest.approx(best, abs=0.05)
 
 
 # ------------------------------------------------------------------------------------------------- predicting
 
 
-def test_hidden_words_are_said(learned: Run) -> None:
-    filler = load_predictor(learned, "cpu")
-    found = filler.fill("two three four [MASK] six seven.")
-    assert found.mask_predictions[0][0][0] == "five"
-    assert found.filled_text == "two three four five six seven."
-    assert found.next_sentence_probability is None
-    assert sum(share for _, share in filler.fill("one [MASK] three", n_best=500).mask_predictions[0]) == pytest.approx(
-        1.0
-    )
-    shares = [share for _, share in found.mask_predictions[0]]
-    assert shares == sorted(shares, reverse=True)
+def test_masked_words_are_predicted(learned: Run) -> None:
+    predictor = load_predictor(learned, "cpu")
+    prediction = predictor.fill("two three four [MASK] six seven.")
+    assert prediction.mask_predictions[0][0][0] == "five"
+    assert prediction.filled_text == "two three four five six seven."
+    assert prediction.next_sentence_probability is None
+    assert sum(
+        probability for _, probability in predictor.fill("one [MASK] three", n_best=500).mask_predictions[0]
+    ) == pytest.approx(1.0)
+    probabilities = [probability for _, probability in prediction.mask_predictions[0]]
+    assert probabilities == sorted(probabilities, reverse=True)
 
 
-def test_lines_are_answered_in_their_order_whatever_goes_together(learned: Run) -> None:
-    filler = load_predictor(learned, "cpu")
+def test_batching_keeps_order_and_predictions(learned: Run) -> None:
+    predictor = load_predictor(learned, "cpu")
     lines = [
         "two three [MASK] five six seven eight.",
         "three [MASK]",
         "one two. ||| three four [MASK] six.",
         "one\ttwo",
     ]
-    together = list(filler.predict(lines, FillMaskOptions(n_best=3)))
-    for number, (one, line) in enumerate(zip(together, lines, strict=True)):
-        alone = filler.fill(line, 3)
-        assert one.index == number
-        assert [[word for word, _ in some] for some in one.mask_predictions] == [
+    together = list(predictor.predict(lines, FillMaskOptions(n_best=3)))
+    for number, (prediction, line) in enumerate(zip(together, lines, strict=True)):
+        alone = predictor.fill(line, 3)
+        assert prediction.index == number
+        assert [[word for word, _ in candidates] for candidates in prediction.mask_predictions] == [
             [w for w, _ in s] for s in alone.mask_predictions
         ]
-        assert one.next_sentence_probability == pytest.approx(alone.next_sentence_probability, abs=1e-5)
-    assert [one.next_sentence_probability is None for one in together] == [True, True, False, False]
-    assert [len(one.mask_predictions) for one in together] == [1, 1, 1, 0]
+        assert prediction.next_sentence_probability == pytest.approx(alone.next_sentence_probability, abs=1e-5)
+    assert [prediction.next_sentence_probability is None for prediction in together] == [True, True, False, False]
+    assert [len(prediction.mask_predictions) for prediction in together] == [1, 1, 1, 0]
 
 
-def test_what_is_written_for_a_line(learned: Run) -> None:
-    filler = load_predictor(learned, "cpu")
-    one = filler.fill("one two. ||| three [MASK] five.", 2)
-    (line,) = one.to_lines(n_best=True, alignments=False, as_json=False)
+def test_output_lines(learned: Run) -> None:
+    predictor = load_predictor(learned, "cpu")
+    prediction = predictor.fill("one two. ||| three [MASK] five.", 2)
+    (line,) = prediction.to_lines(n_best=True, alignments=False, as_json=False)
     following, words = line.split("\t")
     assert following.startswith(("next 0.", "next 1.", "not next 0.", "not next 1."))
-    assert [word.split()[0] for word in words.split(", ")] == [word for word, _ in one.mask_predictions[0]]
-    (line,) = one.to_lines(n_best=False, alignments=False, as_json=True)
-    told = json.loads(line)
-    assert (told["next_sentence_probability"], told["mask_predictions"][0][0]["word"]) == (
-        one.next_sentence_probability,
-        one.mask_predictions[0][0][0],
+    assert [word.split()[0] for word in words.split(", ")] == [word for word, _ in prediction.mask_predictions[0]]
+    (line,) = prediction.to_lines(n_best=False, alignments=False, as_json=True)
+    content = json.loads(line)
+    assert (content["next_sentence_probability"], content["mask_predictions"][0][0]["word"]) == (
+        prediction.next_sentence_probability,
+        prediction.mask_predictions[0][0][0],
     )
 
 
-def test_bad_lines_and_wishes_are_told(learned: Run, tmp_path: Path) -> None:
-    filler = load_predictor(learned, "cpu")
+def test_invalid_lines_and_options(learned: Run, tmp_path: Path) -> None:
+    predictor = load_predictor(learned, "cpu")
     with pytest.raises(InputError, match=r"line 2 has no mask: write \[MASK\]"):
-        list(filler.predict(["one [MASK]", "one two"], FillMaskOptions()))
+        list(predictor.predict(["one [MASK]", "one two"], FillMaskOptions()))
     with pytest.raises(InputError, match=r"line 1 has 67 tokens.*64 at most"):
-        filler.fill("[MASK] " * 65)
+        predictor.fill("[MASK] " * 65)
     with pytest.raises(InputError, match="3 texts"):
-        filler.fill("one ||| two ||| [MASK]")
+        predictor.fill("one ||| two ||| [MASK]")
     with pytest.raises(InputError, match="only translations"):
-        list(filler.fill("[MASK]").to_lines(n_best=False, alignments=True, as_json=False))
+        list(predictor.fill("[MASK]").to_lines(n_best=False, alignments=True, as_json=False))
     with pytest.raises(InputError, match="--beam-size: this model fills masks"):
         FillMaskOptions.from_command_line(beam_size=4)
     with pytest.raises(InputError, match="can be exported to hf"):
-        filler.export("onnx", tmp_path)
+        predictor.export("onnx", tmp_path)
     with pytest.raises(InputError, match="test or valid"):
-        evaluate(filler, "train", FillMaskOptions(), QUIET)
+        evaluate(predictor, "train", FillMaskOptions(), QUIET)
 
 
-def test_attention_is_shown(learned: Run, tmp_path: Path) -> None:
-    filler = load_predictor(learned, "cpu")
-    one = filler.fill("one [MASK] three")
-    assert filler.draw_attention(one, tmp_path / "map.png").stat().st_size > 1000
-    (scene,) = filler.build_viewer_data("one two", "three")
-    assert len(scene.layers) == 2
-    assert list(scene.layers[0].row_labels) == ["[CLS]", "one", "two", "[SEP]", "three", "[SEP]"]
-    (same,) = filler.build_viewer_data("one two ||| three")
-    assert list(same.layers[0].row_labels) == list(scene.layers[0].row_labels)
+def test_attention_figures_and_viewer_data(learned: Run, tmp_path: Path) -> None:
+    predictor = load_predictor(learned, "cpu")
+    prediction = predictor.fill("one [MASK] three")
+    assert predictor.draw_attention(prediction, tmp_path / "map.png").stat().st_size > 1000
+    (view,) = predictor.build_viewer_data("one two", "three")
+    assert len(view.layers) == 2
+    assert list(view.layers[0].row_labels) == ["[CLS]", "one", "two", "[SEP]", "three", "[SEP]"]
+    (same,) = predictor.build_viewer_data("one two ||| three")
+    assert list(same.layers[0].row_labels) == list(view.layers[0].row_labels)
     with pytest.raises(InputError, match="tokens, and this model takes"):
-        filler.build_viewer_data("one " * 1000)
-    batch = filler._build_batch(
-        [filler._encode_masked_line(0, "one [MASK] three"), filler._encode_masked_line(0, "[MASK]")]
+        predictor.build_viewer_data("one " * 1000)
+    batch = predictor._build_batch(
+        [predictor._encode_masked_line(0, "one [MASK] three"), predictor._encode_masked_line(0, "[MASK]")]
     )
-    first, second = compute_attention_maps(filler.model.bert, batch)
+    first, second = compute_attention_maps(predictor.model.bert, batch)
     assert first.shape == second.shape == (2, 2, 5, 5)
     assert torch.allclose(first.sum(-1)[1, :, :3], torch.ones(2, 3))
     assert (first[1, :, :, 3:] == 0).all()
 
 
-def test_runs_are_compared_like_with_like(learned: Run, data_sets: Path, tmp_path: Path) -> None:
-    more = [f"tokenizer.pretrained={learned.folder}", "train.max_steps=1", "train.warmup_steps=0"]
-    other = small(tmp_path / "other", data_sets, *more, "masking.sequence_length=16")
+def test_comparison_needs_the_same_masking(learned: Run, data_sets: Path, tmp_path: Path) -> None:
+    settings = [f"tokenizer.pretrained={learned.folder}", "train.max_steps=1", "train.warmup_steps=0"]
+    other = small(tmp_path / "other", data_sets, *settings, "masking.sequence_length=16")
     train(build_task(other), QUIET)
     compare([learned, other], "test", FillMaskOptions(), tmp_path / "out", "cpu", QUIET)
-    told = json.loads((tmp_path / "out" / "test.json").read_text())
-    assert [one["name"] for one in told] == [str(learned.folder), str(other.folder)]
-    assert told[0]["loss"] < told[1]["loss"]
-    third = small(tmp_path / "third", data_sets, *more, "masking.sequence_length=24")
+    results = json.loads((tmp_path / "out" / "test.json").read_text())
+    assert [result["name"] for result in results] == [str(learned.folder), str(other.folder)]
+    assert results[0]["loss"] < results[1]["loss"]
+    third = small(tmp_path / "third", data_sets, *settings, "masking.sequence_length=24")
     train(build_task(third), QUIET)
     with pytest.raises(InputError, match="has other test masking"):
         compare([learned, third], "test", FillMaskOptions(), tmp_path / "out", "cpu", QUIET)
 
 
-def test_a_run_becomes_a_folder_for_transformers(learned: Run, tmp_path: Path) -> None:
+def test_export_for_transformers(learned: Run, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    filler = load_predictor(learned, "cpu")
-    filler.export("hf", tmp_path / "hf")
+    predictor = load_predictor(learned, "cpu")
+    predictor.export("hf", tmp_path / "hf")
     theirs = transformers.AutoModelForPreTraining.from_pretrained(tmp_path / "hf").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
-    given = tokenizer("two three four [MASK] six seven.", return_tensors="pt")
-    assert given["input_ids"][0].tolist() == filler._encode_masked_line(0, "two three four [MASK] six seven.")[0]
-    place = given["input_ids"][0].tolist().index(tokenizer.mask_token_id)
+    settings = tokenizer("two three four [MASK] six seven.", return_tensors="pt")
+    assert settings["input_ids"][0].tolist() == predictor._encode_masked_line(0, "two three four [MASK] six seven.")[0]
+    place = settings["input_ids"][0].tolist().index(tokenizer.mask_token_id)
     with torch.no_grad():
-        said = theirs(**given).prediction_logits[0, place].argmax().item()
-    assert tokenizer.convert_ids_to_tokens(said) == "five"
+        output = theirs(**settings).prediction_logits[0, place].argmax().item()
+    assert tokenizer.convert_ids_to_tokens(output) == "five"
 
 
-def test_the_commands_know_the_task(
-    learned: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def said(*words: str) -> str:
+def test_commands(learned: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def output(*words: str) -> str:
         monkeypatch.setattr("sys.argv", ["jumok", *words])
         with pytest.raises(SystemExit) as ended:
             cli_app.main()
@@ -342,16 +346,16 @@ def test_the_commands_know_the_task(
         return capsys.readouterr().out
 
     folder = str(learned.folder)
-    assert said("run", folder, "two three four [MASK] six seven.", "--device", "cpu").startswith("five 0.")
-    assert json.loads(said("run", folder, "[MASK]", "--json", "--n-best", "2"))["mask_predictions"][0][1]["word"]
-    assert "accuracy, next sentence" in said("eval", folder, "--split", "valid", "--device", "cpu")
+    assert output("run", folder, "two three four [MASK] six seven.", "--device", "cpu").startswith("five 0.")
+    assert json.loads(output("run", folder, "[MASK]", "--json", "--n-best", "2"))["mask_predictions"][0][1]["word"]
+    assert "accuracy, next sentence" in output("eval", folder, "--split", "valid", "--device", "cpu")
 
 
 # ----------------------------------------------------------------------------------------------------- told
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["masking.sequence_length=65"], "masking.sequence_length=65 is more than model.max_positions=64"),
         (["model.pooler=false"], "a pooler"),
@@ -361,32 +365,32 @@ def test_the_commands_know_the_task(
         (["data.held_out_size=0"], "held_out_size=0"),
     ],
 )
-def test_settings_that_do_not_go_together_are_told(overrides: list[str], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_contradicting_settings(overrides: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         recipe.load("bert", [*SMALL, *overrides])
 
 
-def test_without_text_the_key_is_named(tmp_path: Path) -> None:
+def test_training_without_text_is_an_error(tmp_path: Path) -> None:
     run = Run.create_or_resume(tmp_path / "run", recipe.load("bert", SMALL))
     with pytest.raises(InputError, match=r"data\.train=my\.txt"):
         train(build_task(run), QUIET)
 
 
-def test_too_little_text_is_told(tmp_path: Path) -> None:
-    (tmp_path / "few.txt").write_text(text(count=3))
+def test_too_little_text_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "few.txt").write_text(make_text(count=3))
     run = Run.create_or_resume(tmp_path / "run", recipe.load("bert", [*SMALL, f"data.train={tmp_path / 'few.txt'}"]))
     with pytest.raises(InputError, match=r"set data\.valid"):
         train(build_task(run), QUIET)
 
 
-def test_a_pretrained_model_goes_on_with_other_text(learned: Run, data_sets: Path, tmp_path: Path) -> None:
-    (tmp_path / "other.txt").write_text(text(count=100, seed=2))
+def test_pretraining_continues_with_other_text(learned: Run, data_sets: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text(make_text(count=100, seed=2))
     sizes = ["model.width=64", "model.feed_forward_width=128", "masking.sequence_length=16"]
-    more = [*sizes, f"pretrained={learned.folder}", f"data.train={tmp_path / 'other.txt'}", "data.held_out_size=10"]
+    settings = [*sizes, f"pretrained={learned.folder}", f"data.train={tmp_path / 'other.txt'}", "data.held_out_size=10"]
     run = small(
         tmp_path / "on",
         data_sets,
-        *more,
+        *settings,
         "train.learning_rate=1e-12",
         "train.max_steps=2",
         "train.warmup_steps=1",
@@ -401,7 +405,7 @@ def test_a_pretrained_model_goes_on_with_other_text(learned: Run, data_sets: Pat
         train(build_task(other), QUIET)
 
 
-def test_an_embedding_with_more_rows_than_pieces_is_taken_over(learned: Run, data_sets: Path, tmp_path: Path) -> None:
+def test_a_pretrained_embedding_may_have_more_rows_than_tokens(learned: Run, data_sets: Path, tmp_path: Path) -> None:
     before = load_predictor(learned, "cpu")
     model, pieces = before.model, before.tokenizer
     rounded = -(-pieces.vocab_size // 64) * 64
@@ -416,15 +420,15 @@ def test_an_embedding_with_more_rows_than_pieces_is_taken_over(learned: Run, dat
         }
     )
     export_bert(larger, pieces, tmp_path / "hf")
-    (tmp_path / "other.txt").write_text(text(count=100, seed=2))
-    more = [
+    (tmp_path / "other.txt").write_text(make_text(count=100, seed=2))
+    settings = [
         "model.width=64",
         "model.feed_forward_width=128",
         "masking.sequence_length=16",
         f"pretrained={tmp_path / 'hf'}",
     ]
-    more += [f"data.train={tmp_path / 'other.txt'}", "data.held_out_size=10", "train.learning_rate=1e-12"]
-    run = small(tmp_path / "on", data_sets, *more, "train.max_steps=2", "train.warmup_steps=1")
+    settings += [f"data.train={tmp_path / 'other.txt'}", "data.held_out_size=10", "train.learning_rate=1e-12"]
+    run = small(tmp_path / "on", data_sets, *settings, "train.max_steps=2", "train.warmup_steps=1")
     train(build_task(run), QUIET)
     after = load_predictor(run, "cpu")
     assert after.model.bert.word_embedding.num_embeddings == rounded
@@ -438,23 +442,23 @@ def is_packed(chosen: Any, device: torch.device) -> bool:
     return resolve_packing(chosen.data.packing, chosen.model, length, chosen.train, device)
 
 
-def test_packed_is_for_gpus_in_half_precision(data_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_packing_needs_a_gpu_and_half_precision(
+    data_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen = small(tmp_path / "run", data_sets).recipe
     assert not is_packed(chosen, torch.device("cpu"))
     other = recipe.load("bert", [*SMALL, "train.precision=float32"])
     scaled = recipe.load("bert", [*SMALL, "train.precision=fp16"])
     gpu = torch.device("cuda")
     for pretended, packed in ((GPUProperties((9, 0), 232_448), True), (GPUProperties((7, 5), 65_536), False)):
-        monkeypatch.setattr(gpu_support, "get_gpu_properties", lambda device, one=pretended: one)
+        monkeypatch.setattr(gpu_support, "get_gpu_properties", lambda device, properties=pretended: properties)
         assert is_packed(chosen, gpu) is packed
         assert is_packed(scaled, gpu) is packed
         assert not is_packed(other, gpu)
 
 
 @pytest.mark.parametrize(("length", "width", "packed"), [(128, 16, True), (129, 16, False), (128, 10, False)])
-def test_with_dropout_short_sequences_are_packed(
-    length: int, width: int, packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_packing_with_dropout(length: int, width: int, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="dropout is fast with Triton")
     monkeypatch.setattr(gpu_support, "get_gpu_properties", lambda device: GPUProperties((9, 0), 232_448))
     sizes = [
@@ -467,7 +471,7 @@ def test_with_dropout_short_sequences_are_packed(
     assert is_packed(chosen, torch.device("cuda")) is packed
 
 
-def test_packed_batches_are_learned_from_on_any_device(data_sets: Path, tmp_path: Path) -> None:
+def test_packed_and_padded_training(data_sets: Path, tmp_path: Path) -> None:
     losses = []
     for packed in ("true", "false"):
         run = small(tmp_path / packed, data_sets, f"data.packing={packed}", "train.max_steps=1", "train.warmup_steps=0",

@@ -1,4 +1,4 @@
-"""Translation from a recipe to a translated line, small: every recipe, every family, other people's data."""
+"""Translation: every recipe, data, training, prediction and comparison."""
 
 import io
 import json
@@ -38,7 +38,7 @@ TRANSLATING = [name for name, path in recipe.list_builtin().items() if recipe.re
 
 
 @pytest.mark.parametrize("name", TRANSLATING)
-def test_every_recipe_trains_translates_and_is_scored(
+def test_every_recipe_trains_and_is_evaluated(
     name: str, data_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUMOK_DATA", str(data_sets))
@@ -47,22 +47,22 @@ def test_every_recipe_trains_translates_and_is_scored(
     events = [line["event"] for line in lines if line["event"] != "alarm"]  # it hardly learned
     assert events == ["train", "train", "train", "validation"]
     translator = jumok.load(run.folder, "cpu")
-    found = evaluate(translator, "test", TranslationOptions(beam_size=2), QUIET)
-    kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
-    assert kept["bleu"]["value"] == found.metrics["bleu"]["value"]
+    evaluation = evaluate(translator, "test", TranslationOptions(beam_size=2), QUIET)
+    stored = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
+    assert stored["bleu"]["value"] == evaluation.metrics["bleu"]["value"]
     count = len(translator.data.test_split().examples) if "hansards" in name else 11  # some are held out there
-    assert kept["num_examples"] == count > 0
+    assert stored["num_examples"] == count > 0
     assert len((run.folder / "eval" / "test.txt").read_text(encoding="utf-8").splitlines()) == count
-    assert ("bleu_moses" in kept) == ("multi30k" in name)
+    assert ("bleu_moses" in stored) == ("multi30k" in name)
     has_gold = run.recipe.data.train == BUILTIN_CORPUS or "europarl" in name or "hansards" in name
-    assert ("alignment" in kept) == (has_gold and not name.startswith("fixed"))
+    assert ("alignment" in stored) == (has_gold and not name.startswith("fixed"))
     assert (run.folder / "figures" / "test-by-length.png").stat().st_size > 1000
 
 
-# ------------------------------------------------------------------------------------------- translating
+# ------------------------------------------------------------------------------------------- prediction
 
 
-def test_order_and_empty_lines_are_kept_whatever_goes_together(bahdanau: Run) -> None:
+def test_batching_keeps_order_and_empty_lines(bahdanau: Run) -> None:
     translator = load_predictor(bahdanau, "cpu")
     lines = ["we walk", "", "the king sleeps because it snows in busan", "we walk", "  ", "i run"]
     together = list(translator.predict(lines, TranslationOptions()))
@@ -71,84 +71,89 @@ def test_order_and_empty_lines_are_kept_whatever_goes_together(bahdanau: Run) ->
         next(translator.predict([line], TranslationOptions(), first_index=n)) for n, line in enumerate(lines)
     ]
     assert (
-        [one.translation for one in together]
-        == [one.translation for one in alone]
-        == [one.translation for one in one_at_a_time]
+        [prediction.translation for prediction in together]
+        == [prediction.translation for prediction in alone]
+        == [prediction.translation for prediction in one_at_a_time]
     )
-    assert [one.index for one in together] == list(range(6))
+    assert [prediction.index for prediction in together] == list(range(6))
     assert together[1].translation == together[4].translation == ""
     assert translator.translate(" we walk ").translation == together[0].translation
     assert together[0].translation == together[3].translation
 
 
 @pytest.mark.parametrize("name", ["bahdanau", "transformer"])
-def test_links_and_maps_belong_to_what_beam_search_found(name: str, request: pytest.FixtureRequest) -> None:
+def test_attention_belongs_to_the_best_hypothesis(name: str, request: pytest.FixtureRequest) -> None:
     translator = load_predictor(request.getfixturevalue(name), "cpu")
-    for one in translator.predict(
+    for prediction in translator.predict(
         ["we walk to the market", "i run"], TranslationOptions(beam_size=3), with_attention=True
     ):
-        assert one.attention is not None
-        assert one.attention.shape == (len(one.target_words), len(one.source_words))
-        assert one.alignment == sorted((int(row.argmax()), n) for n, row in enumerate(one.attention))
+        assert prediction.attention is not None
+        assert prediction.attention.shape == (len(prediction.target_words), len(prediction.source_words))
+        assert prediction.alignment == sorted((int(row.argmax()), n) for n, row in enumerate(prediction.attention))
         # The same by hand: the model is told the translation, and all its layers' maps are averaged by heads.
-        maps, batch = translator.compute_attention_maps([TranslationExample(one.input, " ".join(one.target_words), "")])
+        maps, batch = translator.compute_attention_maps(
+            [TranslationExample(prediction.input, " ".join(prediction.target_words), "")]
+        )
         layer = maps[max(0, len(maps) - 2)].weights[0].mean(0)
         assert layer.shape == (batch.target.lengths[0], batch.source.lengths[0])
-        assert float(one.attention.sum()) <= len(one.target_words) + 1e-4
+        assert float(prediction.attention.sum()) <= len(prediction.target_words) + 1e-4
 
 
-def test_links_of_given_pairs(bahdanau: Run) -> None:
+def test_links_of_reference_translations(bahdanau: Run) -> None:
     translator = load_predictor(bahdanau, "cpu")
     pairs = [
         TranslationExample("we walk", "우리는 걷는다", ""),
         TranslationExample("i run", "나는 달린다", ""),
     ]
     aligner = WordAligner(translator)
-    links = [one.links for one in aligner.align(pairs, aligner.select_views(pairs))]
-    assert [sorted(target for _, target in one) for one in links] == [[0, 1], [0, 1]]
-    assert all(0 <= source < 2 for one in links for source, _ in one)
+    links = [links.links for links in aligner.align(pairs, aligner.select_views(pairs))]
+    assert [sorted(target for _, target in links) for links in links] == [[0, 1], [0, 1]]
+    assert all(0 <= source < 2 for links in links for source, _ in links)
 
 
-def test_the_ways_to_search(bahdanau: Run) -> None:
+def test_beam_search_and_sampling(bahdanau: Run) -> None:
     translator = load_predictor(bahdanau, "cpu")
     [best] = translator.predict(["we walk to the market"], TranslationOptions(beam_size=4, n_best=3))
     scores = [best.score, *(other.score for other in best.alternatives)]
     assert len(scores) == 3
     assert scores == sorted(scores, reverse=True)
-    drawn = [translator.translate("we walk", TranslationOptions(sample=True, seed=5)).translation for _ in range(2)]
-    assert drawn[0] == drawn[1]
+    samples = [translator.translate("we walk", TranslationOptions(sample=True, seed=5)).translation for _ in range(2)]
+    assert samples[0] == samples[1]
     assert (
         len({translator.translate("we walk", TranslationOptions(sample=True, seed=n)).translation for n in range(5)})
         > 1
     )
 
 
-def test_coverage_changes_how_translations_are_ranked(bahdanau: Run) -> None:
+def test_the_coverage_penalty_changes_scores(bahdanau: Run) -> None:
     plain = load_predictor(bahdanau, "cpu")
     covering = load_predictor(bahdanau, "cpu")
     covering.decode_config = TranslationDecodeConfig(coverage_penalty=5.0)
     for translator in (plain, covering):  # hardly trained, it would say no EOS
         translator.model.generator.bias.data[EOS] += 4
     search = TranslationOptions(beam_size=4, n_best=4)
-    one, other = (t.translate("we walk to the market", search, with_attention=False) for t in (plain, covering))
-    assert other.score < one.score  # coverage is below 0 unless every word is covered
+    prediction, other = (t.translate("we walk to the market", search, with_attention=False) for t in (plain, covering))
+    assert other.score < prediction.score  # coverage is below 0 unless every word is covered
 
 
-def test_lines_as_the_command_writes_them(bahdanau: Run) -> None:
+def test_output_lines(bahdanau: Run) -> None:
     translator = load_predictor(bahdanau, "cpu")
-    one = translator.translate("we walk", TranslationOptions(beam_size=2, n_best=2))
-    pharaoh = " ".join(f"{i}-{j}" for i, j in one.alignment or [])
-    assert next(one.to_lines(n_best=False, alignments=True, as_json=False)) == f"{one.translation} ||| {pharaoh}"
-    numbered = list(one.to_lines(n_best=True, alignments=False, as_json=False))
-    assert numbered[0] == f"0 ||| {one.translation} ||| {one.score:.4f}"
+    prediction = translator.translate("we walk", TranslationOptions(beam_size=2, n_best=2))
+    pharaoh = " ".join(f"{i}-{j}" for i, j in prediction.alignment or [])
+    assert (
+        next(prediction.to_lines(n_best=False, alignments=True, as_json=False))
+        == f"{prediction.translation} ||| {pharaoh}"
+    )
+    numbered = list(prediction.to_lines(n_best=True, alignments=False, as_json=False))
+    assert numbered[0] == f"0 ||| {prediction.translation} ||| {prediction.score:.4f}"
     assert len(numbered) == 2
-    told = json.loads(next(one.to_lines(n_best=False, alignments=False, as_json=True)))
-    assert told["translation"] == one.translation
-    assert told["source_words"] == ["we", "walk"]
-    assert told["alignment"] == [list(link) for link in one.alignment or []]
+    content = json.loads(next(prediction.to_lines(n_best=False, alignments=False, as_json=True)))
+    assert content["translation"] == prediction.translation
+    assert content["source_words"] == ["we", "walk"]
+    assert content["alignment"] == [list(link) for link in prediction.alignment or []]
 
 
-# -------------------------------------------------------------------------------------------- own data
+# -------------------------------------------------------------------------------------------------- data
 
 
 def write_pairs(path: Path, count: int = 60) -> None:
@@ -156,7 +161,7 @@ def write_pairs(path: Path, count: int = 60) -> None:
     path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
 
 
-def test_own_data_is_divided_and_nothing_is_on_two_sides(tmp_path: Path) -> None:
+def test_held_out_splits_are_disjoint(tmp_path: Path) -> None:
     write_pairs(tmp_path / "my.tsv", 400)
     texts = TranslationData(TranslationDataConfig(train=str(tmp_path / "my.tsv"), held_out_size=20), tmp_path / "run")
     train = {pair.source for pair in texts.train_corpus()}
@@ -171,29 +176,31 @@ def test_own_data_is_divided_and_nothing_is_on_two_sides(tmp_path: Path) -> None
     assert {pair.source for pair in again.test_split().examples} == test
 
 
-def test_own_data_with_a_test_set_of_its_own(tmp_path: Path) -> None:
+def test_a_test_set_does_not_change_the_validation_data(tmp_path: Path) -> None:
     write_pairs(tmp_path / "my.tsv", 200)
     write_pairs(tmp_path / "test.tsv", 9)
     config = TranslationDataConfig(train=str(tmp_path / "my.tsv"), test=str(tmp_path / "test.tsv"), held_out_size=20)
     texts = TranslationData(config, tmp_path / "run")
     assert len(list(texts.train_corpus())) + len(texts.valid_split().examples) == 200
-    both = TranslationData(TranslationDataConfig(train=str(tmp_path / "my.tsv"), held_out_size=20), tmp_path / "both")
-    both.train_corpus()
-    one, other = ([(p.source, p.target) for p in t.valid_split().examples] for t in (both, texts))
-    assert one == other  # whether or not there is a test set
+    data_without_test = TranslationData(
+        TranslationDataConfig(train=str(tmp_path / "my.tsv"), held_out_size=20), tmp_path / "both"
+    )
+    data_without_test.train_corpus()
+    expected, actual = ([(p.source, p.target) for p in t.valid_split().examples] for t in (data_without_test, texts))
+    assert expected == actual  # whether or not there is a test set
     assert len(texts.test_split().examples) == 9
 
 
-def test_neighbours_come_as_one_too(tmp_path: Path) -> None:
+def test_neighbouring_pairs_are_also_concatenated(tmp_path: Path) -> None:
     write_pairs(tmp_path / "my.tsv", 7)
     config = TranslationDataConfig(train=str(tmp_path / "my.tsv"), valid="x.tsv", test="x.tsv")
     plain = list(TranslationData(config, tmp_path).train_corpus())
     joined = TranslationData(replace(config, max_concatenated_pairs=3), tmp_path).train_corpus()
-    found = list(joined)
-    assert [one for one in found if one in plain] == plain
-    assert len(found) == 7 + 3 + 2  # two times three and three times two of the seven
-    longest = [one for one in found if len(one.source.split()) == sum(len(x.source.split()) for x in plain[3:6])]
-    assert [one.target for one in longest] == [" ".join(x.target for x in plain[3:6])]
+    pairs = list(joined)
+    assert [pair for pair in pairs if pair in plain] == plain
+    assert len(pairs) == 7 + 3 + 2  # two times three and three times two of the seven
+    longest = [pair for pair in pairs if len(pair.source.split()) == sum(len(x.source.split()) for x in plain[3:6])]
+    assert [pair.target for pair in longest] == [" ".join(x.target for x in plain[3:6])]
     assert joined.fingerprint != TranslationData(config, tmp_path).train_corpus().fingerprint
     assert (
         len(
@@ -208,7 +215,7 @@ def test_neighbours_come_as_one_too(tmp_path: Path) -> None:
     )
 
 
-def test_text_that_is_spelled_out_is_so_on_every_side(tmp_path: Path) -> None:
+def test_preprocessing_is_applied_to_every_split(tmp_path: Path) -> None:
     (tmp_path / "my.tsv").write_text("en\tfr\n" + "Let's go.\tAllons-y du côté d'ici.\n" * 3)
     named = dict.fromkeys(("train", "valid", "test"), str(tmp_path / "my.tsv"))
     texts = TranslationData(
@@ -224,20 +231,20 @@ def test_text_that_is_spelled_out_is_so_on_every_side(tmp_path: Path) -> None:
     assert texts.postprocess("le ete") == "le ete"
 
 
-def test_own_data_trains(tmp_path: Path) -> None:
+def test_training_on_a_table(tmp_path: Path) -> None:
     write_pairs(tmp_path / "my.tsv")
     run = train_run(tmp_path / "run", "bahdanau", f"data.train={tmp_path / 'my.tsv'}", "data.held_out_size=5")
     assert isinstance(load_predictor(run, "cpu").translate("word 3").translation, str)
 
 
-def test_too_little_data_is_told(tmp_path: Path) -> None:
+def test_too_little_data_is_an_error(tmp_path: Path) -> None:
     write_pairs(tmp_path / "my.tsv", 2)
     texts = TranslationData(TranslationDataConfig(train=str(tmp_path / "my.tsv")), tmp_path / "run")
     with pytest.raises(InputError, match="too little training data"):
         texts.train_corpus()
 
 
-def test_word_vectors_are_where_the_embeddings_begin(tmp_path: Path) -> None:
+def test_embeddings_are_initialized_from_word_vectors(tmp_path: Path) -> None:
     (tmp_path / "words.vec").write_text("1 8\nking " + " ".join(["0.5"] * 8) + "\n", encoding="utf-8")
     run = Run.create_or_resume(
         tmp_path / "run",
@@ -257,86 +264,84 @@ def test_word_vectors_are_where_the_embeddings_begin(tmp_path: Path) -> None:
     assert torch.equal(model.source_embedding.weight[king], torch.full((8,), 0.5))
 
 
-# ------------------------------------------------------------------------------------ resuming, comparing
+# ---------------------------------------------------------------------------------- resuming, comparison
 
 
-def test_a_run_goes_on_to_the_same_weights_as_one_never_stopped(tmp_path: Path) -> None:
+def test_resumed_training_gives_identical_weights(tmp_path: Path) -> None:
     whole = train_run(tmp_path / "whole", "bahdanau", "train.max_steps=6", "train.save_every=1")
     train_run(tmp_path / "broken", "bahdanau", "train.max_steps=2", "train.save_every=1")
     broken = train_run(tmp_path / "broken", "bahdanau", "train.max_steps=6", "train.save_every=1")
     states = [sorted((run.folder / "state" / "00000006").glob("*.safetensors")) for run in (whole, broken)]
     assert len(states[0]) == len(states[1]) == 2  # the model's weights and the optimizer's numbers
-    for one, other in zip(*states, strict=True):
-        assert one.read_bytes() == other.read_bytes()
+    for whole_file, resumed_file in zip(*states, strict=True):
+        assert whole_file.read_bytes() == resumed_file.read_bytes()
 
 
 @pytest.mark.parametrize("name", ["bahdanau", "convolutional", "transformer"])
-def test_a_run_that_began_on_a_gpu_goes_on_elsewhere_with_the_same_batches(
+def test_training_resumes_on_another_device_with_the_same_batches(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as begun:
-        begun.setattr(cuda_graphs, "should_use_cuda_graphs", lambda *_: True)
-        begun.setattr(TranslationTask, "_use_packing", lambda *_: name == "transformer")
+    with monkeypatch.context() as gpu:
+        gpu.setattr(cuda_graphs, "should_use_cuda_graphs", lambda *_: True)
+        gpu.setattr(TranslationTask, "_use_packing", lambda *_: name == "transformer")
         whole = train_run(tmp_path / "whole", name)
         train_run(tmp_path / "parts", name, "train.max_steps=2")
     parts = train_run(tmp_path / "parts", name)
     plain = train_run(tmp_path / "plain", name)
-    found = [load_file(run.folder / "state" / "00000003" / "model.safetensors") for run in (whole, parts, plain)]
-    for key, weight in found[0].items():
-        torch.testing.assert_close(found[1][key], weight)
-    assert not all(torch.allclose(found[2][key], weight) for key, weight in found[0].items())
+    weights_of_runs = [
+        load_file(run.folder / "state" / "00000003" / "model.safetensors") for run in (whole, parts, plain)
+    ]
+    for key, weight in weights_of_runs[0].items():
+        torch.testing.assert_close(weights_of_runs[1][key], weight)
+    assert not all(torch.allclose(weights_of_runs[2][key], weight) for key, weight in weights_of_runs[0].items())
 
 
-def test_a_signature_is_a_line_of_its_own_however_narrow_the_terminal(
-    data_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_signatures_are_not_wrapped(data_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUMOK_DATA", str(data_sets))
     run = train_run(tmp_path / "run", next(name for name in TRANSLATING if "multi30k" in name))
     file = io.StringIO()
     narrow = Console(file=file, force_terminal=True, color_system=None, width=40)
-    found = evaluate(load_predictor(run, "cpu"), "test", TranslationOptions(beam_size=1), narrow)
-    told = file.getvalue().splitlines()
+    evaluation = evaluate(load_predictor(run, "cpu"), "test", TranslationOptions(beam_size=1), narrow)
+    lines = file.getvalue().splitlines()
     for metric in ("bleu", "chrf", "bleu_moses"):
-        assert sum(line.endswith(f": {found.metrics[metric]['signature']}") for line in told) == 1
+        assert sum(line.endswith(f": {evaluation.metrics[metric]['signature']}") for line in lines) == 1
 
 
-def test_while_bleu_is_nought_but_for_chance_perplexity_decides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_perplexity_decides_while_bleu_is_at_chance_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Nought:
-        def score(self, said: list[str], references: list[str]) -> TranslationScore:
+        def score(self, translations: list[str], references: list[str]) -> TranslationScore:
             return TranslationScore("BLEU", next(by_chance), "")
 
     by_chance = iter([0.25, 0.0, 0.125])
     monkeypatch.setattr(translate_metrics, "build_bleu", lambda run: Nought())
     run = train_run(tmp_path / "run", "bahdanau", "train.max_steps=6", "train.validate_every=2", "train.patience=1")
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    found = [(line["perplexity"], line["is_best"]) for line in lines if line["event"] == "validation"]
-    assert [best for _, best in found] == [True, True, True]
-    assert found == sorted(found, reverse=True)
+    validations = [(line["perplexity"], line["is_best"]) for line in lines if line["event"] == "validation"]
+    assert [best for _, best in validations] == [True, True, True]
+    assert validations == sorted(validations, reverse=True)
 
 
-def test_compare_tells_scores_and_draws_the_curves(bahdanau: Run, transformer: Run, tmp_path: Path) -> None:
+def test_comparison_of_runs(bahdanau: Run, transformer: Run, tmp_path: Path) -> None:
     compare([bahdanau, transformer], "test", TranslationOptions(beam_size=1), tmp_path / "out", "cpu", QUIET)
-    told = json.loads((tmp_path / "out" / "test.json").read_text(encoding="utf-8"))
-    assert [one["name"] for one in told] == [str(bahdanau.folder), str(transformer.folder)]
-    assert told[0]["p_value"] is None
-    assert 0 <= told[1]["p_value"] <= 1
+    results = json.loads((tmp_path / "out" / "test.json").read_text(encoding="utf-8"))
+    assert [result["name"] for result in results] == [str(bahdanau.folder), str(transformer.folder)]
+    assert results[0]["p_value"] is None
+    assert 0 <= results[1]["p_value"] <= 1
     assert (tmp_path / "out" / "test-by-length.png").stat().st_size > 1000
 
 
-def test_compare_refuses_runs_on_other_data(bahdanau: Run, tmp_path: Path) -> None:
+def test_comparison_needs_the_same_data(bahdanau: Run, tmp_path: Path) -> None:
     other = train_run(tmp_path / "run", "bahdanau", "data.held_out_size=12")
     with pytest.raises(InputError, match="has other test sentences"):
         compare([bahdanau, other], "test", TranslationOptions(), tmp_path / "out", "cpu", QUIET)
 
 
-def test_compare_refuses_a_run_twice(bahdanau: Run, tmp_path: Path) -> None:
+def test_comparison_needs_different_runs(bahdanau: Run, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="twice"):
         compare([bahdanau, bahdanau], "test", TranslationOptions(), tmp_path / "out", "cpu", QUIET)
 
 
-def test_data_that_changed_since_is_refused(tmp_path: Path) -> None:
+def test_changed_data_is_an_error(tmp_path: Path) -> None:
     write_pairs(tmp_path / "my.tsv")
     settings = (f"data.train={tmp_path / 'my.tsv'}", "data.held_out_size=5")
     train_run(tmp_path / "run", "bahdanau", *settings)
@@ -345,25 +350,25 @@ def test_data_that_changed_since_is_refused(tmp_path: Path) -> None:
         train_run(tmp_path / "run", "bahdanau", *settings, "train.max_steps=5")
 
 
-def test_a_line_too_long_for_learned_positions_is_refused_by_its_number(tmp_path: Path) -> None:
+def test_a_line_longer_than_the_learned_positions_is_an_error(tmp_path: Path) -> None:
     run = train_run(tmp_path / "run", "convolutional", "model.max_positions=200")
     translator = load_predictor(run, "cpu")
     with pytest.raises(InputError, match=r"line 2 has 2\d\d tokens.*199 at most"):
         list(translator.predict(["we walk", "x" * 211], TranslationOptions()))
-    for one in translator.predict(["we walk to the market and run " * 5], TranslationOptions()):
-        assert len(one.translation) < 1000  # its 2 n + 20 tokens would be more than there are positions
+    for prediction in translator.predict(["we walk to the market and run " * 5], TranslationOptions()):
+        assert len(prediction.translation) < 1000  # its 2 n + 20 tokens would be more than there are positions
 
 
-def test_every_hypothesis_has_its_links(bahdanau: Run) -> None:
+def test_every_hypothesis_has_an_alignment(bahdanau: Run) -> None:
     best = load_predictor(bahdanau, "cpu").translate("we walk", TranslationOptions(beam_size=3, n_best=3))
-    for one in (best, *best.alternatives):
-        assert one.alignment is not None
-        assert [target for _, target in sorted(one.alignment, key=lambda link: link[1])] == list(
-            range(len(one.target_words))
+    for prediction in (best, *best.alternatives):
+        assert prediction.alignment is not None
+        assert [target for _, target in sorted(prediction.alignment, key=lambda link: link[1])] == list(
+            range(len(prediction.target_words))
         )
 
 
-def test_what_cannot_be_asked_of_a_run(bahdanau: Run, tmp_path: Path) -> None:
+def test_invalid_uses_of_a_run(bahdanau: Run, tmp_path: Path) -> None:
     translator = load_predictor(bahdanau, "cpu")
     with pytest.raises(InputError, match="test or valid"):
         evaluate(translator, "tset", TranslationOptions(), QUIET)
@@ -378,15 +383,15 @@ def test_what_cannot_be_asked_of_a_run(bahdanau: Run, tmp_path: Path) -> None:
         jumok.load(moved)
 
 
-def test_a_fixed_context_has_no_links_and_says_so(tmp_path: Path) -> None:
+def test_a_fixed_context_has_no_alignment(tmp_path: Path) -> None:
     translator = load_predictor(train_run(tmp_path / "run", "fixed"), "cpu")
-    one = translator.translate("we walk")
-    assert one.alignment is None
+    prediction = translator.translate("we walk")
+    assert prediction.alignment is None
     with pytest.raises(InputError, match="no attention"):
-        translator.draw_attention(one, tmp_path / "map.png")
+        translator.draw_attention(prediction, tmp_path / "map.png")
 
 
-def test_packed_sentences_are_for_models_that_can(tmp_path: Path) -> None:
+def test_packing_needs_a_transformer(tmp_path: Path) -> None:
     train_run(tmp_path / "packed", "transformer", "data.packing=true")
     with pytest.raises(InputError, match="padded"):
         train_run(tmp_path / "run", "bahdanau", "data.packing=true")
@@ -404,9 +409,7 @@ def test_packed_sentences_are_for_models_that_can(tmp_path: Path) -> None:
         (["model.attention_dropout=0.1", "data.packing=true"], True),
     ],
 )
-def test_sentences_are_packed_where_that_is_fast(
-    changed: list[str], packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_packing(changed: list[str], packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="dropout is fast with Triton")
     monkeypatch.setattr(gpu_support, "get_gpu_properties", lambda device: GPUProperties((9, 0), 232_448))
     run = Run(Path("runs/none"), small_recipe("transformer", "model.width=16", *changed))

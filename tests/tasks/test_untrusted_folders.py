@@ -1,4 +1,4 @@
-"""Folders that strangers made: nothing in them is run, and nothing outside of them is read or shown."""
+"""Untrusted folders: no code in them is run, and nothing outside them is read or shown."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def secret(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def stranger(transformer: Run, tmp_path: Path) -> Path:
-    """A copy of a run, to be tampered with."""
+def untrusted_run(transformer: Run, tmp_path: Path) -> Path:
+    """A copy of a run, to be changed."""
     return shutil.copytree(transformer.folder, tmp_path / "stranger")
 
 
@@ -49,7 +49,7 @@ def stranger(transformer: Run, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("model_type", ["stranger", "bert"])
-def test_code_of_a_hugging_face_folder_is_not_run_whoever_says_yes(
+def test_code_of_a_hugging_face_folder_is_not_run(
     tmp_path: Path, model_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers")
@@ -86,23 +86,23 @@ def test_a_package_is_read_without_importing_it(tmp_path: Path, monkeypatch: pyt
         assert pretrained._find_in_package(name) == installed / "some_model" / "inner"
 
 
-def test_files_of_engines_in_a_run_are_not_used(stranger: Path) -> None:
-    """A graph that came with a run may be of another model, whatever digest its folder is named after."""
-    run = Run.open(stranger)
+def test_engine_files_inside_a_run_are_not_used(untrusted_run: Path) -> None:
+    """A graph inside a run may belong to another model, even if its folder is named after the right digest."""
+    run = Run.open(untrusted_run)
     own = engines.get_engine_files(run, "some", lambda folder: (folder / "graph").write_text("ours") and None)
-    assert not own.is_relative_to(stranger)
-    shutil.copytree(own.parent, stranger / "engines" / "some")
-    (stranger / "engines" / "some" / own.name / "graph").write_text("theirs")
+    assert not own.is_relative_to(untrusted_run)
+    shutil.copytree(own.parent, untrusted_run / "engines" / "some")
+    (untrusted_run / "engines" / "some" / own.name / "graph").write_text("theirs")
     shutil.rmtree(own)
     again = engines.get_engine_files(run, "some", lambda folder: (folder / "graph").write_text("ours") and None)
     assert (again / "graph").read_text() == "ours"
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "recipe.yaml", "tokenizer.json"])
-def test_other_files_of_a_run_mean_other_files_of_engines(stranger: Path, name: str) -> None:
-    run = Run.open(stranger)
+def test_engine_files_depend_on_all_files_of_a_run(untrusted_run: Path, name: str) -> None:
+    run = Run.open(untrusted_run)
     first = engines.get_engine_files(run, "some", lambda folder: None)
-    with (stranger / name).open("ab") as file:
+    with (untrusted_run / name).open("ab") as file:
         file.write(b" ")
     assert engines.get_engine_files(run, "some", lambda folder: None) != first
 
@@ -111,20 +111,20 @@ def test_other_files_of_a_run_mean_other_files_of_engines(stranger: Path, name: 
 
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "model.safetensors", "tokenizer.json"])
-def test_a_link_out_of_a_run_is_refused(stranger: Path, secret: Path, name: str) -> None:
-    (stranger / name).unlink()
-    (stranger / name).symlink_to(secret)
+def test_a_symbolic_link_out_of_a_run_is_an_error(untrusted_run: Path, secret: Path, name: str) -> None:
+    (untrusted_run / name).unlink()
+    (untrusted_run / name).symlink_to(secret)
     with pytest.raises(InputError, match=f"{name} is a symbolic link that leads out") as error:
-        Run.open(stranger)
+        Run.open(untrusted_run)
     assert "hunter2" not in str(error.value)
 
 
 @pytest.mark.parametrize("base", ["{secret}", "../passwd.yaml", "bahdanau"])
-def test_the_recipe_of_a_run_has_no_base(stranger: Path, secret: Path, base: str) -> None:
-    with (stranger / "recipe.yaml").open("a", encoding="utf-8") as file:
+def test_the_recipe_of_a_run_has_no_base(untrusted_run: Path, secret: Path, base: str) -> None:
+    with (untrusted_run / "recipe.yaml").open("a", encoding="utf-8") as file:
         file.write(f"\nbase: {base.format(secret=secret)}\n")
     with pytest.raises(InputError, match="must contain all of its settings") as error:
-        Run.open(stranger)
+        Run.open(untrusted_run)
     assert "hunter2" not in str(error.value)
 
 
@@ -139,7 +139,7 @@ def test_an_error_about_a_base_does_not_show_the_file(tmp_path: Path, text: str)
         assert "hunter2" not in str(error.value)
 
 
-def test_convert_copies_nothing_from_outside(tmp_path: Path, secret: Path) -> None:
+def test_conversion_copies_nothing_from_outside(tmp_path: Path, secret: Path) -> None:
     folder = tmp_path / "old"
     folder.mkdir()
     torch.save({"x": torch.ones(2)}, folder / "pytorch_model.bin")
@@ -149,7 +149,7 @@ def test_convert_copies_nothing_from_outside(tmp_path: Path, secret: Path) -> No
     assert not (tmp_path / "new").exists()
 
 
-def test_links_inside_of_a_folder_and_of_the_hub_are_followed(tmp_path: Path) -> None:
+def test_symbolic_links_inside_a_folder_and_of_the_hub_are_allowed(tmp_path: Path) -> None:
     snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "1a2b", tmp_path / "models--a--b" / "blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()

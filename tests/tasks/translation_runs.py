@@ -1,4 +1,4 @@
-"""Recipes made small, and runs of them."""
+"""Translation recipes with small sizes, and runs of them."""
 
 import random
 from pathlib import Path
@@ -45,20 +45,20 @@ SIZES = {
 
 
 def sentences(count: int, seed: int) -> list[english_korean.SentencePair]:
-    """Short sentences; other ones for each seed."""
+    """Generate short sentences."""
     pairs = [pair for pair in english_korean.read_pairs("train", 2000) if len(pair.english.split()) <= 9]
     return random.Random(seed).sample(pairs, count)
 
 
-def small_recipe(name: str, *more: str) -> Any:
-    """A recipe made small."""
+def small_recipe(name: str, *overrides: str) -> Any:
+    """A recipe with small sizes."""
     chosen = recipe.load(name)
     sizes = SIZES[chosen.model.type]
-    return recipe.load(name, [*SMALL, *sizes, "data.builtin_size=60", "data.held_out_size=11", *more])
+    return recipe.load(name, [*SMALL, *sizes, "data.builtin_size=60", "data.held_out_size=11", *overrides])
 
 
-def train_run(folder: Path, name: str, *more: str) -> Run:
-    """A small run."""
-    run = Run.create_or_resume(folder, small_recipe(name, *more))
+def train_run(folder: Path, name: str, *overrides: str) -> Run:
+    """Train a small model."""
+    run = Run.create_or_resume(folder, small_recipe(name, *overrides))
     train(build_task(run), Console(quiet=True))
     return run

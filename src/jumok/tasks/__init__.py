@@ -1,12 +1,39 @@
-"""Tasks that jumok can train models for: one package per task, and the registry of all tasks.
+"""The tasks of jumok: the registry, and how to add a task.
 
-The package of a task has the modules
+A task says what is read, which model learns it, and how predictions are written. Everything else is written once,
+for all tasks: the commands ``train``, ``run``, ``eval``, ``compare``, ``look`` and ``serve``, recipes, checkpoints,
+held-out data, batch inference and the HTTP server.
 
-- ``config``: the sections of its recipes, and ``RECIPE_TYPES``, the recipe class of each ``model.type``;
-- ``task``: ``build_task(run)``, which returns a :class:`jumok.tasks.base.Task`;
-- ``predictor``: its :class:`jumok.tasks.base.Predictor`;
-- ``data`` and ``metrics``: how examples are read and how predictions are scored;
-- ``api``: the schema of its HTTP requests and responses, and ``SERVICE``.
+To add a task NAME, append NAME to ``TASK_NAMES``, and write the package ``jumok/tasks/NAME`` with the modules below.
+Subclass the classes in parentheses; their abstract methods are what a task has to implement. ``tag`` is the shortest
+example.
+
+``config.py``
+    The recipe: frozen dataclasses (``RecipeSection``, ``DataConfig`` of :mod:`jumok.tasks.config`). The class has ``task: Literal["NAME"]``, ``data``, ``train: TrainConfig``, and a ``model`` whose dataclass has a ``type``.
+    ``RECIPE_TYPES`` maps each ``model.type`` to its recipe class; the first one is the default.
+
+``task.py``
+    The task (:class:`jumok.tasks.base.Task`), and ``build_task(run)``, which returns it. For labelled examples, subclass
+    :class:`jumok.tasks.supervised.SupervisedTask`, which also reads, splits and stores examples: dataclasses with a
+    field ``location``. For a fine-tuned BERT, subclass :class:`jumok.tasks.fine_tuning.BertTask`. The model is a module
+    with ``loss(batch)``, which returns a :class:`jumok.batches.tokens.Loss`. The batches come from
+    :mod:`jumok.data.batching`.
+
+``predictor.py``
+    The prediction (:class:`jumok.tasks.base.Prediction`): a frozen dataclass with ``to_dict``, its JSON fields, and
+    ``format_lines``, its lines of text. The predictor (:class:`jumok.tasks.base.Predictor`): a loaded model with its
+    tokenizer. The base classes in :mod:`jumok.tasks.predictors` do more: ``ChunkedPredictor`` predicts lines in chunks,
+    ``SupervisedPredictor`` loads and scores labelled data, and ``BertPredictor`` also shows the attention of BERT. A
+    model without attention sets ``has_attention = False``, and raises an ``InputError`` where attention is drawn.
+
+``api.py`` (optional)
+    The requests and responses of the server (``TaskRequest``, ``TaskResponse``), and the service (``TaskService`` of
+    :mod:`jumok.tasks.api`) as ``SERVICE``. A response has the fields of ``Prediction.to_dict``.
+
+``data.py``, ``metrics.py`` (optional)
+    How examples are encoded; how predictions are scored, as an :class:`jumok.tasks.base.Evaluation`.
+
+Then add a recipe, ``jumok/recipes/MODEL/NAME.yaml``, whose header says in one line what it trains.
 """
 
 from __future__ import annotations
