@@ -9,14 +9,15 @@ Subclass the classes in parentheses; their abstract methods are what a task has 
 example.
 
 ``config.py``
-    The recipe: frozen dataclasses (``RecipeSection``, ``DataConfig`` of :mod:`jumok.tasks.config`). The class has ``task: Literal["NAME"]``, ``data``, ``train: TrainConfig``, and a ``model`` whose dataclass has a ``type``.
+    The recipe: frozen dataclasses (``RecipeSection``, ``DataConfig`` of :mod:`jumok.tasks.config`). The class has
+    ``task: Literal["NAME"]``, ``data``, ``train: TrainConfig``, and a ``model`` whose dataclass has a ``type``.
     ``RECIPE_TYPES`` maps each ``model.type`` to its recipe class; the first one is the default.
 
 ``task.py``
-    The task (:class:`jumok.tasks.base.Task`), and ``build_task(run)``, which returns it. For labelled examples, subclass
-    :class:`jumok.tasks.supervised.SupervisedTask`, which also reads, splits and stores examples: dataclasses with a
-    field ``location``. For a fine-tuned BERT, subclass :class:`jumok.tasks.fine_tuning.BertTask`. The model is a module
-    with ``loss(batch)``, which returns a :class:`jumok.batches.tokens.Loss`. The batches come from
+    The task (:class:`jumok.tasks.base.Task`), and ``build_task(run)``, which returns it. For labelled examples,
+    subclass :class:`jumok.tasks.supervised.SupervisedTask`, which also reads, splits and stores examples: dataclasses
+    with a field ``location``. For a fine-tuned BERT, subclass :class:`jumok.tasks.fine_tuning.BertTask`. The model is a
+    module with ``loss(batch)``, which returns a :class:`jumok.batches.tokens.Loss`. The batches come from
     :mod:`jumok.data.batching`.
 
 ``predictor.py``
