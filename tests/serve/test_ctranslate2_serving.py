@@ -1,20 +1,18 @@
-"""A server whose translations come from CTranslate2."""
+"""Serving with CTranslate2."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx2
-import number_translation
 import pytest
+import number_translation
 import translation_runs
+from running_server import RunningServer, http
 from number_translation import sentences
-from running_server import RunningServer
 from typer.testing import CliRunner
 
 from jumok.cli import app as cli_app
@@ -29,86 +27,78 @@ from jumok.tasks.translate.api import TranslationService
 
 pytest.importorskip("ctranslate2")
 
-http = httpx2.Client(verify=False, timeout=20)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _closed() -> Iterator[None]:
-    yield
-    http.close()
-
 
 @pytest.fixture(scope="module")
-def quick() -> CTranslate2TranslationPredictor:
+def predictor() -> CTranslate2TranslationPredictor:
     return ctranslate2_engine.load(number_translation.train_run(), "cpu", "float32")
 
 
 @pytest.fixture
-def running(quick: CTranslate2TranslationPredictor, serving: Any) -> RunningServer:
-    return serving({"numbers": TranslationService(quick, RequestLimits())}, ServerLimits(max_batch_delay=0.05))  # type: ignore[no-any-return]
+def local_server(predictor: CTranslate2TranslationPredictor, start_server: Any) -> RunningServer:
+    return start_server({"numbers": TranslationService(predictor, RequestLimits())}, ServerLimits(max_batch_delay=0.05))  # type: ignore[no-any-return]
 
 
-def test_many_are_answered_together_as_one_by_one(
-    running: RunningServer, quick: CTranslate2TranslationPredictor
+def test_concurrent_requests_are_batched_with_equal_results(
+    local_server: RunningServer, predictor: CTranslate2TranslationPredictor
 ) -> None:
     texts = [english for english, _ in sentences(24, seed=7)]
-    expected = [one.translation for one in quick.predict(texts, quick_search(2))]
+    expected = [prediction.translation for prediction in predictor.predict(texts, build_options(2))]
 
-    def ask(text: str) -> str:
-        said: str = http.post(f"{running.url}/translate", json={"text": text, "beam_size": 2}).json()["translation"]
-        return said
+    def translate(text: str) -> str:
+        translation: str = local_server.post("/translate", {"text": text, "beam_size": 2}).json()["translation"]
+        return translation
 
     with ThreadPoolExecutor(24) as threads:
-        assert list(threads.map(ask, texts)) == expected
-    figures = http.get(f"{running.url}/metrics").text
-    [batches] = re.findall(r'jumok_batch_size_count\{model="numbers"\} ([\d.]+)', figures)
+        assert list(threads.map(translate, texts)) == expected
+    metrics = local_server.get("/metrics").text
+    [batches] = re.findall(r'jumok_batch_size_count\{model="numbers"\} ([\d.]+)', metrics)
     assert float(batches) <= 12
 
 
-def _text(data: dict[str, Any]) -> str:
-    """The text of an event: so far, or at the end."""
+def _get_text(data: dict[str, Any]) -> str:
+    """Return the text of an event: of a partial or of the final translation."""
     text: str = data["translation"] if "translation" in data else data["text"]
     return text
 
 
-def quick_search(beam: int) -> Any:
+def build_options(beam: int) -> Any:
     return ctranslate2_engine.TranslationOptions(beam_size=beam)
 
 
-def test_a_greedy_translation_is_streamed(running: RunningServer) -> None:
-    asked = {"text": "one two three four", "beam_size": 1}
-    with http.stream("POST", f"{running.url}/translate/stream", json=asked) as events:
-        said = [_text(json.loads(line[6:])) for line in events.iter_lines() if line.startswith("data: ")]
-    assert said[-1] == "eins zwei drei vier"
-    assert len(said) >= 2
-    assert all(said[-1].startswith(text) for text in said)
+def test_a_greedy_translation_is_streamed(local_server: RunningServer) -> None:
+    request = {"text": "one two three four", "beam_size": 1}
+    with http.stream("POST", f"{local_server.url}/translate/stream", json=request) as events:
+        texts = [_get_text(json.loads(line[6:])) for line in events.iter_lines() if line.startswith("data: ")]
+    assert texts[-1] == "eins zwei drei vier"
+    assert len(texts) >= 2
+    assert all(texts[-1].startswith(text) for text in texts)
 
 
-def test_a_beam_is_told_when_it_is_done(running: RunningServer) -> None:
-    asked = {"text": "one two three four", "beam_size": 3}
-    with http.stream("POST", f"{running.url}/translate/stream", json=asked) as events:
-        said = [_text(json.loads(line[6:])) for line in events.iter_lines() if line.startswith("data: ")]
-    assert said == ["eins zwei drei vier"]
+def test_beam_search_is_not_streamed(local_server: RunningServer) -> None:
+    request = {"text": "one two three four", "beam_size": 3}
+    with http.stream("POST", f"{local_server.url}/translate/stream", json=request) as events:
+        texts = [_get_text(json.loads(line[6:])) for line in events.iter_lines() if line.startswith("data: ")]
+    assert texts == ["eins zwei drei vier"]
 
 
-def test_links_and_maps_are_there_too(running: RunningServer) -> None:
-    asked = {"text": "one two three", "alignments": True, "n_best": 2, "beam_size": 3}
-    found = http.post(f"{running.url}/translate", json=asked).json()
-    assert found["translation"] == "eins zwei drei"
-    assert {target for _, target in found["alignment"]} == {0, 1, 2}
-    assert len(found["alternatives"]) == 1
-    seen = http.post(f"{running.url}/attend/translate", json={"text": "one two three"}).json()
-    assert seen["prediction"]["translation"] == "eins zwei drei"
-    assert http.get(f"{running.url}{seen['attention_url']}").status_code == 200
+def test_alignments_and_attention_pages(local_server: RunningServer) -> None:
+    request = {"text": "one two three", "alignments": True, "n_best": 2, "beam_size": 3}
+    response = local_server.post("/translate", request).json()
+    assert response["translation"] == "eins zwei drei"
+    assert {target for _, target in response["alignment"]} == {0, 1, 2}
+    assert len(response["alternatives"]) == 1
+    attention_response = local_server.post("/attend/translate", {"text": "one two three"}).json()
+    assert attention_response["prediction"]["translation"] == "eins zwei drei"
+    assert http.get(f"{local_server.url}{attention_response['attention_url']}").status_code == 200
 
 
-def test_a_text_that_is_too_long_for_it_is_an_error_of_the_client(running: RunningServer) -> None:
-    answer = http.post(f"{running.url}/translate", json={"text": "a " * 4096})
-    assert answer.status_code == 422
-    assert "4095 at most" in answer.text
+def test_a_too_long_text_is_a_client_error(local_server: RunningServer) -> None:
+    response = local_server.post("/translate", {"text": "a " * 4096})
+    assert response.status_code == 422
+    assert "4095 at most" in response.text
 
 
-def test_what_an_engine_does_not_take_is_told_at_the_start(tmp_path: Path) -> None:
+def test_unsupported_runs_and_engines_are_rejected_at_startup(tmp_path: Path) -> None:
     run = Run.create_or_resume(tmp_path / "run", translation_runs.small_recipe("bahdanau"))
     with pytest.raises(InputError, match=r"CTranslate2 supports Transformers for translation"):
         server.load_services([str(run.folder)], RequestLimits(), "cpu", "ctranslate2")
@@ -116,17 +106,17 @@ def test_what_an_engine_does_not_take_is_told_at_the_start(tmp_path: Path) -> No
         server.load_services([str(run.folder)], RequestLimits(), "cpu", "fast")
 
 
-def test_the_command_takes_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_option(monkeypatch: pytest.MonkeyPatch) -> None:
     run = number_translation.train_run()
 
-    def served(*_: Any) -> Any:
-        raise InputError("it would listen now")
+    def fail_to_serve(*_: Any) -> Any:
+        raise InputError("stop here")
 
     loaded: list[Any] = []
     load = server.load_services
-    monkeypatch.setattr(server, "load_services", lambda *given: loaded.append(load(*given)) or loaded[0])
-    monkeypatch.setattr(server, "build_uvicorn_config", served)
-    words = ["serve", str(run.folder), "--port", "0", "--engine", "ctranslate2", "--device", "cpu"]
-    CliRunner().invoke(cli_app.app, words)
+    monkeypatch.setattr(server, "load_services", lambda *args: loaded.append(load(*args)) or loaded[0])
+    monkeypatch.setattr(server, "build_uvicorn_config", fail_to_serve)
+    command = ["serve", str(run.folder), "--port", "0", "--engine", "ctranslate2", "--device", "cpu"]
+    CliRunner().invoke(cli_app.app, command)
     [service] = loaded[0].values()
     assert isinstance(service.predictor, CTranslate2TranslationPredictor)

@@ -1,4 +1,4 @@
-"""Clients that break off, anywhere and in any way: the server keeps nothing of them, and answers the next."""
+"""Clients that disconnect at any point, and invalid HTTP: the server keeps nothing, and answers the next request."""
 
 from __future__ import annotations
 
@@ -9,111 +9,95 @@ import struct
 import threading
 from typing import Any
 
-import httpx2
 import pytest
-from running_server import Echo, RunningServer, until
+from running_server import EchoService, RunningServer, build_request, read_until_closed, wait_until
 
 from jumok.serve.limits import ServerLimits
 
-BODY = json.dumps({"text": "a text of some words"}).encode()
-HEAD = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+PAYLOAD = {"text": "a text of some words"}
 
 
-def figure(running: RunningServer, name: str) -> float:
-    """The sum of a figure of /metrics, whatever its labels."""
-    told = httpx2.get(f"{running.url}/metrics", verify=False).text.splitlines()
-    return sum(float(one.rpartition(" ")[2]) for one in told if one.startswith(name))
-
-
-def waiting(running: RunningServer) -> float:
-    """Tokens in the queue."""
-    return figure(running, "jumok_pending_tokens{")
-
-
-def held() -> tuple[int, int]:
-    """Threads and open files, of which each connection is one."""
+def count_resources() -> tuple[int, int]:
+    """Count threads and open files, of which each connection is one."""
     return threading.active_count(), len(os.listdir("/proc/self/fd"))
 
 
-def cut(running: RunningServer, sent: bytes, *, reset: bool) -> None:
-    """Send something and be gone: by a close, or by a reset, which tells the server nothing more."""
-    with socket.create_connection(("127.0.0.1", running.port), timeout=10) as one:
+def send_and_disconnect(server: RunningServer, data: bytes, *, reset: bool) -> None:
+    """Send some bytes and close or reset the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         if reset:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        one.sendall(sent)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.sendall(data)
 
 
-@pytest.mark.parametrize("path", [b"/echo", b"/echo/stream"])
-def test_broken_off_at_every_byte(serving: Any, echo: Echo, path: bytes) -> None:
-    running = serving({"echo": echo}, ServerLimits(max_batch_delay=0))
-    whole = HEAD % (path, len(BODY)) + BODY
-    assert httpx2.post(f"{running.url}/echo", json={"text": "first"}, verify=False).status_code == 200
-    until(lambda: not running.server.server_state.connections)
-    threads, files = held()
-    for end in range(len(whole) + 1):
-        cut(running, whole[:end], reset=bool(end % 2))
-    until(lambda: not running.server.server_state.connections)
-    until(lambda: held()[0] <= threads and held()[1] <= files)
-    until(lambda: waiting(running) == 0)
-    assert httpx2.post(f"{running.url}/echo", json={"text": "fine"}, verify=False).json() == {"text": "fine"}
+@pytest.mark.parametrize("path", ["/echo", "/echo/stream"])
+def test_disconnect_after_every_byte(start_server: Any, echo: EchoService, path: str) -> None:
+    server = start_server({"echo": echo}, ServerLimits(max_batch_delay=0))
+    request = build_request(PAYLOAD, path)
+    send_and_disconnect(server, request, reset=False)
+    wait_until(lambda: not server.connections)
+    threads, files = count_resources()
+    for end in range(len(request) + 1):
+        send_and_disconnect(server, request[:end], reset=bool(end % 2))
+    wait_until(lambda: not server.connections)
+    wait_until(lambda: count_resources()[0] <= threads and count_resources()[1] <= files)
+    wait_until(lambda: server.count_pending_tokens() == 0)
+    assert server.post("/echo", {"text": "valid"}).json() == {"text": "valid"}
 
 
-def test_broken_off_while_the_work_goes_on(serving: Any, echo: Echo) -> None:
-    running = serving({"echo": echo}, ServerLimits(max_batch_delay=0))
-    echo.open.clear()
-    for path in (b"/echo", b"/echo/stream") * 20:
-        cut(running, HEAD % (path, len(BODY)) + BODY, reset=False)
-    until(lambda: figure(running, 'jumok_http_requests_total{path="/echo') == 40)  # all were there, and have left
-    until(lambda: waiting(running) == 0)  # out of the queue, though nothing was computed
-    until(lambda: not running.server.server_state.connections)
-    assert echo.finished == []
-    echo.open.set()
-    assert httpx2.post(f"{running.url}/echo", json={"text": "fine"}, verify=False).json() == {"text": "fine"}
-    assert echo.finished == ["fine"]
+def test_disconnect_during_the_computation(start_server: Any, echo: EchoService) -> None:
+    server = start_server({"echo": echo}, ServerLimits(max_batch_delay=0))
+    echo.may_work.clear()
+    for path in ("/echo", "/echo/stream") * 20:
+        send_and_disconnect(server, build_request(PAYLOAD, path), reset=False)
+    wait_until(lambda: server.read_metric('jumok_http_requests_total{path="/echo') == 40)  # all came and left
+    wait_until(lambda: server.count_pending_tokens() == 0)  # removed from the queue, though nothing was computed
+    wait_until(lambda: len(server.connections) <= 1)  # that of our client
+    assert echo.finished_texts == []
+    echo.may_work.set()
+    assert server.post("/echo", {"text": "valid"}).json() == {"text": "valid"}
+    assert echo.finished_texts == ["valid"]
 
 
-def test_bytes_that_come_one_by_one_make_a_request(serving: Any, echo: Echo) -> None:
-    running = serving({"echo": echo}, ServerLimits(max_batch_delay=0))
-    with running.connected() as slow:
-        for byte in HEAD % (b"/echo", len(BODY)) + BODY:
-            slow.sendall(bytes([byte]))
-        assert slow.recv(65536).startswith(b"HTTP/1.1 200")
+def test_a_request_may_arrive_byte_by_byte(start_server: Any, echo: EchoService) -> None:
+    server = start_server({"echo": echo}, ServerLimits(max_batch_delay=0))
+    with server.connect() as connection:
+        for byte in build_request(PAYLOAD):
+            connection.sendall(bytes([byte]))
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize(
-    ("sent", "status"),
+    ("data", "status"),
     [
-        (b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n", b"400"),
-        (b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", b"400"),
-        (b"POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
+        (b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n", "400"),
+        (b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", "400"),
+        (b"POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "400"),
         (
             b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\nzz\r\n",
-            b"400",
+            "400",
         ),
-        (b"GET /%00%ff%zz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"404"),
-        (b"GET /look/../../etc/passwd HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"404"),
+        (b"GET /%00%ff%zz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", "404"),
+        (b"GET /look/../../etc/passwd HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", "404"),
     ],
 )
-def test_no_http_and_strange_http(
-    serving: Any, echo: Echo, sent: bytes, status: bytes, caplog: pytest.LogCaptureFixture
+def test_invalid_http(
+    start_server: Any, echo: EchoService, data: bytes, status: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    running = serving({"echo": echo}, ServerLimits(body_timeout=0.5))
-    with running.connected(sent) as one:
-        said = b""
-        while part := one.recv(65536):
-            said += part
-    first, body = said.split(b"\r\n", 1)[0], said.partition(b"\r\n\r\n")[2]
-    assert first.startswith(b"HTTP/1.1 " + status)
+    server = start_server({"echo": echo}, ServerLimits(body_timeout=0.5))
+    with server.connect(data) as connection:
+        head, _, body = read_until_closed(connection).partition("\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status}")
     assert set(json.loads(body)) == {"error"}
-    assert b"nosniff" in said
-    assert [record.exc_info for record in caplog.records] in ([], [None])  # a line, and no traceback
-    assert httpx2.get(f"{running.url}/health", verify=False).status_code == 200
+    assert "nosniff" in head
+    assert [record.exc_info for record in caplog.records] in ([], [None])  # a line without a traceback
+    assert server.get("/health").status_code == 200
 
 
-@pytest.mark.parametrize("begin", [b"GET /", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "])
-def test_a_head_without_end_is_not_read_to_its_end(serving: Any, echo: Echo, begin: bytes) -> None:
-    running = serving({"echo": echo}, ServerLimits(body_timeout=5))
-    with running.connected(begin) as one, pytest.raises((ConnectionResetError, BrokenPipeError)):
-        one.sendall(b"a" * 100_000_000)
-    assert httpx2.get(f"{running.url}/health", verify=False).status_code == 200
+@pytest.mark.parametrize("start", [b"GET /", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "])
+def test_an_endless_head_is_rejected(start_server: Any, echo: EchoService, start: bytes) -> None:
+    server = start_server({"echo": echo}, ServerLimits(body_timeout=5))
+    with server.connect(start) as connection, pytest.raises((ConnectionResetError, BrokenPipeError)):
+        connection.sendall(b"a" * 100_000_000)
+    assert server.get("/health").status_code == 200

@@ -1,4 +1,4 @@
-"""Every example of docs/serving.md, run against a server."""
+"""The examples of docs/serving.md work."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ ADDRESS = "http://localhost:8000"
 
 
 @pytest.fixture(scope="module")
-def running(services: dict[str, Any], caption_service: Any, speak_service: Any) -> Iterator[RunningServer]:
-    one = RunningServer({**services, "see": caption_service, "voice": speak_service}, ServerLimits())
-    yield one
-    one.stop()
+def server(services: dict[str, Any], caption_service: Any, speak_service: Any) -> Iterator[RunningServer]:
+    server = RunningServer({**services, "see": caption_service, "voice": speak_service}, ServerLimits())
+    yield server
+    server.stop()
 
 
 @pytest.fixture(autouse=True)
 def photo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file that an example sends, where it is run."""
+    """The file that an example sends, in the current folder."""
     from PIL import Image
 
     monkeypatch.chdir(tmp_path)
     Image.fromarray(draw_scene(2, 4).pixels).save("photo.jpg")
 
 
-def test_there_is_one_of_each_for_every_task() -> None:
+def test_every_task_has_examples() -> None:
     for path in (
         "translate",
         "translate/stream",
@@ -53,29 +53,29 @@ def test_there_is_one_of_each_for_every_task() -> None:
         "speak/stream",
         "attend/tag",
     ):
-        kinds = [kind for kind, text in BLOCKS if re.search(rf'(?:8000|")/{path}\b(?!/)', text)]
-        assert sorted(kinds) == ["python", "sh"], path
+        languages = [language for language, text in BLOCKS if re.search(rf'(?:8000|")/{path}\b(?!/)', text)]
+        assert sorted(languages) == ["python", "sh"], path
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-@pytest.mark.parametrize("text", [text for kind, text in BLOCKS if kind == "sh"])
-def test_curl(running: RunningServer, text: str) -> None:
+@pytest.mark.parametrize("text", [text for language, text in BLOCKS if language == "sh"])
+def test_curl(server: RunningServer, text: str) -> None:
     assert ADDRESS in text
-    command = text.replace(ADDRESS, running.url)
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=20, check=True)
+    command = text.replace(ADDRESS, server.url)
+    process = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=20, check=True)
     if "stream" in text:
-        assert done.stdout.count("event: done\n") == 1
+        assert process.stdout.count("event: done\n") == 1
     elif "speech.wav" in text:
         assert Path("speech.wav").read_bytes().startswith(b"RIFF")
     else:
-        assert "error" not in json.loads(done.stdout)
+        assert "error" not in json.loads(process.stdout)
 
 
-@pytest.mark.parametrize("text", [text for kind, text in BLOCKS if kind == "python"])
-def test_python(running: RunningServer, text: str) -> None:
+@pytest.mark.parametrize("text", [text for language, text in BLOCKS if language == "python"])
+def test_python(server: RunningServer, text: str) -> None:
     assert ADDRESS in text
     assert len(text.splitlines()) <= 12
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        exec(text.replace(ADDRESS, running.url), {})
-    assert said.getvalue().strip()
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(text.replace(ADDRESS, server.url), {})
+    assert output.getvalue().strip()

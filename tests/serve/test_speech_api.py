@@ -1,4 +1,4 @@
-"""Texts that are said: as by say(), whole or part by part; in styles of tokens or of recordings."""
+"""Speech over HTTP: equal to that of the predictor, streamed by segments, in styles of tokens or recordings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from jumok.data.builtin.spoken_numbers import synthesize_utterance as built_in
+from jumok.data.builtin.spoken_numbers import synthesize_utterance
 from jumok.serve.app import build_app
 from jumok.serve.limits import ServerLimits
 from jumok.tasks import get_service_type
@@ -23,20 +23,20 @@ pytestmark = pytest.mark.filterwarnings("ignore:the voice does not know")
 TEXT = "Forty two. Six."
 
 
-def coded(data: bytes) -> str:
+def encode_base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def recording(kind: str = "WAV", seconds: float | None = None, rate: int = 8000, channels: int = 1) -> bytes:
-    wave = built_in(5, 3, 8000).waveform
+def build_recording(format_name: str = "WAV", seconds: float | None = None) -> bytes:
+    wave = synthesize_utterance(5, 3, 8000).waveform
     if seconds is not None:
-        wave = np.resize(wave, round(seconds * rate))
+        wave = np.resize(wave, round(seconds * 8000))
     file = io.BytesIO()
-    soundfile.write(file, np.stack([wave] * channels, 1), rate, format=kind)
+    soundfile.write(file, wave, 8000, format=format_name)
     return file.getvalue()
 
 
-def samples(audio: str | bytes) -> np.ndarray:
+def decode_audio(audio: str | bytes) -> np.ndarray:
     data = base64.b64decode(audio) if isinstance(audio, str) else audio
     return np.asarray(soundfile.read(io.BytesIO(data), dtype="float32")[0])
 
@@ -47,89 +47,89 @@ def client(speak_service: Any) -> Iterator[TestClient]:
         yield client
 
 
-def test_a_text_is_said_as_json_or_as_a_recording(client: TestClient, voice: Any) -> None:
-    got = client.post("/speak", json={"text": TEXT})
-    assert got.status_code == 200, got.text
-    told, wanted = got.json(), voice.speak(TEXT)
-    assert told["sample_rate"] == wanted.sample_rate
-    assert told["duration_seconds"] == pytest.approx(wanted.duration_seconds)
-    assert told["segments"] == ["forty two", "six"]
-    assert told["finished"] == wanted.finished
-    assert told["style_weights"] == pytest.approx(wanted.style_weights)
-    assert len(samples(told["audio"])) == len(wanted.waveform)
-    alone = client.post("/speak", json={"text": TEXT}, headers={"Accept": "audio/wav"})
-    assert alone.headers["content-type"] == "audio/wav"
-    assert alone.content[:4] == b"RIFF"
-    assert len(samples(alone.content)) == len(wanted.waveform)
+def test_speech_in_json_or_as_a_file(client: TestClient, voice: Any) -> None:
+    response = client.post("/speak", json={"text": TEXT})
+    assert response.status_code == 200, response.text
+    body, expected = response.json(), voice.speak(TEXT)
+    assert body["sample_rate"] == expected.sample_rate
+    assert body["duration_seconds"] == pytest.approx(expected.duration_seconds)
+    assert body["segments"] == ["forty two", "six"]
+    assert body["finished"] == expected.finished
+    assert body["style_weights"] == pytest.approx(expected.style_weights)
+    assert len(decode_audio(body["audio"])) == len(expected.waveform)
+    wav = client.post("/speak", json={"text": TEXT}, headers={"Accept": "audio/wav"})
+    assert wav.headers["content-type"] == "audio/wav"
+    assert wav.content[:4] == b"RIFF"
+    assert len(decode_audio(wav.content)) == len(expected.waveform)
 
 
-def test_what_a_voice_cannot_say_is_told(client: TestClient) -> None:
-    told = client.post("/speak", json={"text": "$ forty, two."}).json()
-    assert (told["segments"], told["unknown_characters"]) == (["forty two"], ["$"])
+def test_unknown_characters_are_reported(client: TestClient) -> None:
+    body = client.post("/speak", json={"text": "$ forty, two."}).json()
+    assert (body["segments"], body["unknown_characters"]) == (["forty two"], ["$"])
 
 
-def test_part_by_part(client: TestClient) -> None:
-    with client.stream("POST", "/speak/stream", json={"text": f"{TEXT} Two."}) as got:
-        blocks = "".join(got.iter_text()).strip().split("\n\n")
+def test_streaming(client: TestClient) -> None:
+    with client.stream("POST", "/speak/stream", json={"text": f"{TEXT} Two."}) as response:
+        blocks = "".join(response.iter_text()).strip().split("\n\n")
     events = [block.split("\n") for block in blocks]
     assert [name for name, _ in events] == ["event: segment"] * 3 + ["event: done"]
     *parts, done = (json.loads(data.removeprefix("data: ")) for _, data in events)
-    assert [one["text"] for one in parts] == done["segments"] == ["forty two", "six", "two"]
-    lengths = [len(samples(one["audio"])) for one in parts]
-    assert [one["duration_seconds"] * done["sample_rate"] for one in parts] == pytest.approx(lengths)
+    assert [part["text"] for part in parts] == done["segments"] == ["forty two", "six", "two"]
+    lengths = [len(decode_audio(part["audio"])) for part in parts]
+    assert [part["duration_seconds"] * done["sample_rate"] for part in parts] == pytest.approx(lengths)
     pauses = 2 * round(0.25 * done["sample_rate"])
-    assert len(samples(done["audio"])) == sum(lengths) + pauses
-    assert np.allclose(samples(done["audio"])[: lengths[0]], samples(parts[0]["audio"]), atol=1e-4)
+    assert len(decode_audio(done["audio"])) == sum(lengths) + pauses
+    assert np.allclose(decode_audio(done["audio"])[: lengths[0]], decode_audio(parts[0]["audio"]), atol=1e-4)
 
 
 def test_styles(client: TestClient, voice: Any) -> None:
     count = voice.model.style_tokens.config.num_tokens
     weights = [0.0] * (count - 1) + [1]
-    told = client.post("/speak", json={"text": "six", "style_weights": weights}).json()
-    assert told["style_weights"] == weights
-    for kind in ("WAV", "FLAC", "OGG"):
-        data = recording(kind)
-        told = client.post("/speak", json={"text": "six", "style_audio": coded(data)}).json()
+    body = client.post("/speak", json={"text": "six", "style_weights": weights}).json()
+    assert body["style_weights"] == weights
+    for format_name in ("WAV", "FLAC", "OGG"):
+        data = build_recording(format_name)
+        body = client.post("/speak", json={"text": "six", "style_audio": encode_base64(data)}).json()
         wave = voice.audio.decode_waveform(data, "x")
-        wanted = voice.extract_style_weights(voice.audio.mel_spectrogram(wave))[0].mean(0).tolist()
-        assert told["style_weights"] == pytest.approx(wanted, abs=1e-5)
+        expected = voice.extract_style_weights(voice.audio.mel_spectrogram(wave))[0].mean(0).tolist()
+        assert body["style_weights"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_requests_of_several_styles_are_said_together(voice: Any, speak_service: Any) -> None:
+def test_requests_of_several_styles_share_a_batch(voice: Any, speak_service: Any) -> None:
     count = voice.model.style_tokens.config.num_tokens
-    ask = speak_service.request_type
-    some = [
-        ask(text=TEXT),
-        ask(text="six", style_weights=[1.0] + [0.0] * (count - 1)),
-        ask(text="six", style_audio=recording()),
+    request_type = speak_service.request_type
+    requests = [
+        request_type(text=TEXT),
+        request_type(text="six", style_weights=[1.0] + [0.0] * (count - 1)),
+        request_type(text="six", style_audio=build_recording()),
     ]
 
-    class Nobody:
+    class SilentListener:
         def is_cancelled(self, index: int) -> bool:
             return index == 1
 
         def is_streaming(self, index: int) -> bool:
             return False
 
-    first, left, last = speak_service.predict(some, Nobody())
-    assert left.audio == b""  # who has left gets nothing made
-    for one, said in ((some[0], first), (some[2], last)):
-        [alone] = speak_service.predict([one], Nobody())
-        assert said.duration_seconds == alone.duration_seconds
-        assert np.allclose(samples(said.audio), samples(alone.audio), atol=2e-3)
-    assert speak_service.estimate_tokens(some[0]) == len("forty two") + 1 + len("six") + 1
+    first, cancelled, last = speak_service.predict(requests, SilentListener())
+    assert cancelled.audio == b""  # nothing is computed for a cancelled request
+    for request, response in ((requests[0], first), (requests[2], last)):
+        [alone] = speak_service.predict([request], SilentListener())
+        assert response.duration_seconds == alone.duration_seconds
+        assert np.allclose(decode_audio(response.audio), decode_audio(alone.audio), atol=2e-3)
+    assert speak_service.estimate_tokens(requests[0]) == len("forty two") + 1 + len("six") + 1
 
 
-def test_where_it_looked(client: TestClient) -> None:
-    told = client.post("/attend/speak", json={"text": TEXT}).json()
-    manifest = client.get(f"{told['attention_url']}manifest.json").json()
+def test_attention_page(client: TestClient) -> None:
+    body = client.post("/attend/speak", json={"text": TEXT}).json()
+    manifest = client.get(f"{body['attention_url']}manifest.json").json()
     assert manifest["title"] == "forty two"
     assert manifest["data"][0]["speech"]
-    assert told["prediction"]["segments"] == ["forty two", "six"]
+    assert body["prediction"]["segments"] == ["forty two", "six"]
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "said"),
+    ("body", "status", "message"),
     [
         ({}, 422, "text: Field required"),
         ({"text": " "}, 422, "text: it is empty"),
@@ -139,58 +139,67 @@ def test_where_it_looked(client: TestClient) -> None:
         ({"text": "six", "style_weights": [1.0]}, 422, "style_weights: 1 weights came; this voice has 8"),
         ({"text": "six", "style_weights": ["1"] * 8}, 422, "style_weights"),
         ({"text": "six", "style_weights": [1e9] * 8}, 422, "style_weights"),
-        ({"text": "six", "style_weights": [0.0] * 8, "style_audio": coded(recording())}, 422, "exclude each other"),
+        (
+            {"text": "six", "style_weights": [0.0] * 8, "style_audio": build_recording()},
+            422,
+            "exclude each other",
+        ),
         ({"text": "six", "style_audio": "voice.wav"}, 422, "style_audio: it is not base64"),
         ({"text": "six", "style_audio": "/etc/passwd"}, 422, "style_audio"),
         ({"text": "six", "style_audio": "https://example.com/a.wav"}, 422, "style_audio: it is not base64"),
         ({"text": "six", "style_audio": ""}, 422, "an empty recording"),
-        ({"text": "six", "style_audio": coded(b"no sound at all")}, 422, "not a recording in WAV, FLAC or OGG"),
-        ({"text": "six", "style_audio": coded(recording()[:2000])}, 422, "a damaged recording"),
-        ({"text": "six", "style_audio": coded(recording("FLAC")[:900])}, 422, "a damaged recording"),
-        ({"text": "six", "style_audio": coded(recording("FLAC", 31))}, 413, "31 seconds; the limit is 30"),
-        ({"text": "six", "style_audio": coded(bytes((8 << 20) + 1))}, 413, "a recording of too many bytes"),
-        ({"text": "six", "style_audio": coded(bytes(16 << 20))}, 413, "the request is too large"),
+        ({"text": "six", "style_audio": b"no sound at all"}, 422, "not a recording in WAV, FLAC or OGG"),
+        ({"text": "six", "style_audio": build_recording()[:2000]}, 422, "a damaged recording"),
+        ({"text": "six", "style_audio": build_recording("FLAC")[:900]}, 422, "a damaged recording"),
+        (
+            {"text": "six", "style_audio": build_recording("FLAC", 31)},
+            413,
+            "31 seconds; the limit is 30",
+        ),
+        ({"text": "six", "style_audio": bytes((8 << 20) + 1)}, 413, "a recording of too many bytes"),
+        ({"text": "six", "style_audio": bytes(16 << 20)}, 413, "the request is too large"),
     ],
     ids=lambda value: repr(value)[:40] if isinstance(value, dict) else "",
 )
-def test_bad_requests_are_refused_with_words(client: TestClient, body: Any, status: int, said: str) -> None:
+def test_invalid_speech_requests(client: TestClient, body: Any, status: int, message: str) -> None:
+    body = {name: encode_base64(value) if isinstance(value, bytes) else value for name, value in body.items()}
     for path in ("/speak", "/attend/speak"):
-        got = client.post(path, json=body)
-        assert got.status_code == status, got.text
-        assert said in got.json()["error"]
-        assert len(got.content) < 500
+        response = client.post(path, json=body)
+        assert response.status_code == status, response.text
+        assert message in response.json()["error"]
+        assert len(response.content) < 500
     assert client.post("/speak", json={"text": "six"}).status_code == 200
 
 
-@pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG"])
-def test_whatever_is_changed_in_a_recording(client: TestClient, kind: str) -> None:
-    chance, whole = np.random.default_rng(3), recording(kind, 0.3)
+@pytest.mark.parametrize("format_name", ["WAV", "FLAC", "OGG"])
+def test_randomly_changed_recordings(client: TestClient, format_name: str) -> None:
+    rng, original = np.random.default_rng(3), build_recording(format_name, 0.3)
     for _ in range(25):
-        data = bytearray(whole)
-        for at in chance.integers(0, min(len(data), 400), chance.integers(1, 9)):
-            data[at] = chance.integers(256)
-        end = len(data) if chance.random() < 0.7 else int(chance.integers(1, len(data)))
-        got = client.post("/speak", json={"text": "six", "style_audio": coded(bytes(data[:end]))})
-        assert got.status_code in (200, 413, 422), got.text
+        data = bytearray(original)
+        for position in rng.integers(0, min(len(data), 400), rng.integers(1, 9)):
+            data[position] = rng.integers(256)
+        end = len(data) if rng.random() < 0.7 else int(rng.integers(1, len(data)))
+        response = client.post("/speak", json={"text": "six", "style_audio": encode_base64(bytes(data[:end]))})
+        assert response.status_code in (200, 413, 422), response.text
     assert client.post("/speak", json={"text": "six"}).status_code == 200
 
 
-def test_a_small_file_of_many_samples_is_not_unpacked(voice: Any) -> None:
-    """Silence of eight channels is next to nothing in FLAC, and much in memory."""
+def test_a_small_file_of_many_samples_is_not_decoded(voice: Any) -> None:
+    """Silence of eight channels is a small FLAC file and needs much memory."""
     file = io.BytesIO()
     soundfile.write(file, np.zeros((29 * 44_100, 8), np.int16), 44_100, format="FLAC")
     service = get_service_type("speak")(voice, RequestLimits(max_audio_samples=10_000_000))
     with TestClient(build_app({"voice": service}, ServerLimits(request_limits=service.request_limits))) as client:
-        got = client.post("/speak", json={"text": "six", "style_audio": coded(file.getvalue())})
-    assert got.status_code == 413
-    assert "10231200 samples; the limit is 10000000" in got.json()["error"]
+        response = client.post("/speak", json={"text": "six", "style_audio": encode_base64(file.getvalue())})
+    assert response.status_code == 413
+    assert "10231200 samples; the limit is 10000000" in response.json()["error"]
 
 
-def test_what_is_told_of_it(client: TestClient, voice: Any) -> None:
-    [told] = client.get("/models").json()
-    assert told["task"] == "speak"
-    assert len(told["metadata"]["default_style_weights"]) == voice.model.style_tokens.config.num_tokens
-    for example in told["metadata"]["examples"]:
+def test_metadata_and_openapi(client: TestClient, voice: Any) -> None:
+    [body] = client.get("/models").json()
+    assert body["task"] == "speak"
+    assert len(body["metadata"]["default_style_weights"]) == voice.model.style_tokens.config.num_tokens
+    for example in body["metadata"]["examples"]:
         assert client.post("/speak", json=example).status_code == 200
-    described = client.get("/openapi.json").json()["paths"]["/speak"]["post"]["responses"]["200"]["content"]
-    assert set(described) == {"application/json", "audio/wav"}
+    content = client.get("/openapi.json").json()["paths"]["/speak"]["post"]["responses"]["200"]["content"]
+    assert set(content) == {"application/json", "audio/wav"}

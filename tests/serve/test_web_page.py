@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
-from running_server import Echo, RunningServer
+from running_server import EchoService, RunningServer
 from starlette.testclient import TestClient
 
 from jumok.data.builtin.scenes import draw_scene
@@ -142,7 +142,7 @@ def test_translate(open_page: OpenPage, predictors: dict[str, Any]) -> None:
 
 def test_partial_text_is_shown(open_page: OpenPage, start_server: StartServer) -> None:
     """Partial text is shown until the response is complete, and the request can be stopped."""
-    echo = Echo()
+    echo = EchoService()
     echo.endpoint = "translate"  # type: ignore[misc]
     echo.describe = lambda: {"beam_size": 1, "has_attention_maps": False}  # type: ignore[method-assign]
     slow = start_server({"slow": echo})
@@ -150,11 +150,11 @@ def test_partial_text_is_shown(open_page: OpenPage, start_server: StartServer) -
     page.evaluate("""() => { globalThis.partialTexts = []; new MutationObserver(() => { const half =
         document.querySelector('.pg-partial'); if (half) partialTexts.push(half.textContent); }).observe(
         document.body, { childList: true, subtree: true }); }""")
-    echo.open.clear()
+    echo.may_work.clear()
     submit(page, "Translate", Text="abc")
     page.get_by_role("button", name="Stop").click()
     assert not page.locator(".pg-output[aria-busy=true]").count()
-    echo.open.set()
+    echo.may_work.set()
     assert "attention" in page.inner_text(".pg-check")
     # Slowly enough to be urls.
     echo.predict = predict_slowly  # type: ignore[method-assign,assignment]
@@ -162,7 +162,7 @@ def test_partial_text_is_shown(open_page: OpenPage, start_server: StartServer) -
     page.wait_for_selector(".pg-response")
     page.wait_for_function("() => partialTexts.includes('d')")
     page.wait_for_function("() => partialTexts.includes('de')")
-    echo.open.set()
+    echo.may_work.set()
 
 
 def predict_slowly(requests: Any, listener: Any) -> list[Any]:
@@ -171,7 +171,7 @@ def predict_slowly(requests: Any, listener: Any) -> list[Any]:
     for end in range(1, 4):
         listener.on_partial(0, requests[0].text[:end])
         time.sleep(0.15)
-    return [Echo.Said(text=requests[0].text)]
+    return [EchoService.response_type(text=requests[0].text)]
 
 
 def test_classify(open_page: OpenPage, predictors: dict[str, Any]) -> None:
@@ -534,7 +534,7 @@ def test_dark_theme(open_page: OpenPage) -> None:
 # ---------------------------------------------------------------- static files
 
 
-def test_static_files_and_content_security_policy(echo: Echo) -> None:
+def test_static_files_and_content_security_policy(echo: EchoService) -> None:
     with TestClient(build_app({"echo": echo}, auth_token="x")) as client:  # the page needs no token
         response = client.get("/")
         policy = response.headers["content-security-policy"]
@@ -556,7 +556,7 @@ def test_static_files_and_content_security_policy(echo: Echo) -> None:
         assert 'src="/a&quot;b/page.js"' in client.get("/").text
 
 
-def test_model_without_a_form(open_page: OpenPage, echo: Echo, start_server: StartServer) -> None:
+def test_model_without_a_form(open_page: OpenPage, echo: EchoService, start_server: StartServer) -> None:
     other = start_server({"again": echo})
     open_page("", at=other).wait_for_selector("text=There is no form for the task echo")
 
