@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pytest
 import number_translation
+import pytest
 import translation_runs
-from running_server import RunningServer, http
 from number_translation import sentences
+from running_server import RunningServer, http
 from typer.testing import CliRunner
 
 from jumok.cli import app as cli_app
