@@ -11,14 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jumok.data.audio import (
-    AudioConfig,
-    AudioLimits,
-    AudioProcessor,
-    decode_audio,
-    normalize_loudness,
-    save_audio,
-)
+from jumok.data.audio import AudioConfig, AudioLimits, AudioProcessor, decode_audio, normalize_loudness, save_audio
 from jumok.data.builtin.spoken_numbers import synthesize_text
 from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.errors import InputError, MissingExtra
@@ -46,8 +39,7 @@ def height(wave: np.ndarray, rate: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("form", "kind"),
-    [("WAV", "PCM_16"), ("WAV", "PCM_U8"), ("WAV", "FLOAT"), ("FLAC", "PCM_16"), ("OGG", "VORBIS")],
+    ("form", "kind"), [("WAV", "PCM_16"), ("WAV", "PCM_U8"), ("WAV", "FLOAT"), ("FLAC", "PCM_16"), ("OGG", "VORBIS")]
 )
 def test_stereo_at_44_khz_is_read_as_16_khz_mono(form: str, kind: str) -> None:
     both = np.stack([sine(440, 44100), 0.2 * sine(440, 44100)], 1)

@@ -79,13 +79,7 @@ def test_a_data_set_is_fetched_and_found_by_name(
     (one,) = find_corpus("tiny/train", source="en", target="de")
     assert (one.source, one.target) == ("a dog", "ein Hund")
     size = len(gzip.compress(TEXTS["train.en.gz"]))
-    for told in (
-        "tiny: two lines",
-        "licence: none",
-        f"{size}/{size} bytes",
-        "train.de.gz",
-        f"Downloaded to {place}",
-    ):
+    for told in ("tiny: two lines", "licence: none", f"{size}/{size} bytes", "train.de.gz", f"Downloaded to {place}"):
         assert told in shown.getvalue()
 
 

@@ -55,11 +55,7 @@ CASES: list[tuple[str, Callable[[str], object], Callable[[int], str]]] = [
     ("marks", word_tokenizer.segment_text, unit("\u0301")),
     ("joined emoji", word_tokenizer.segment_text, unit("👩\u200d")),
     ("open tags", lambda text: word_tokenizer.segment_text(text, strip_markup=True), unit("<a ")),
-    (
-        "a long reference",
-        lambda text: word_tokenizer.segment_text(text, strip_markup=True),
-        between("&#", "1", ""),
-    ),
+    ("a long reference", lambda text: word_tokenizer.segment_text(text, strip_markup=True), between("&#", "1", "")),
     ("words to tag", WORD_PATTERN.findall, between("a", ".", "")),
     ("initials to tag", WORD_PATTERN.findall, between("", "A.", "A")),
     ("two texts", split_pair, between("a", " ", "b")),

@@ -99,14 +99,7 @@ def test_spelled_out_words_keep_their_vowel_signs() -> None:
 
 def test_boundaries_never_cut_a_grapheme() -> None:
     assert find_grapheme_boundaries("서울 ab") == range(6)
-    assert list(find_grapheme_boundaries(normalize("NFD", "나는") + "e\u0301👩\u200d👧x")) == [
-        0,
-        2,
-        5,
-        7,
-        10,
-        11,
-    ]
+    assert list(find_grapheme_boundaries(normalize("NFD", "나는") + "e\u0301👩\u200d👧x")) == [0, 2, 5, 7, 10, 11]
 
 
 @given(st.text(alphabet="🇰🇷ax\u0301\u200d\u0903\u0600👩", max_size=12))

@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 
 from jumok.batches.tokens import EOS, SPECIAL_TOKENS, UNK
 from jumok.data.tokenizers import speech_symbols as module
-from jumok.data.tokenizers.speech_symbols import (
-    SpeechSymbols,
-    compose_hangul,
-    decompose_hangul,
-    expand_numbers,
-)
+from jumok.data.tokenizers.speech_symbols import SpeechSymbols, compose_hangul, decompose_hangul, expand_numbers
 from jumok.errors import InputError
 
 

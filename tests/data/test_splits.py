@@ -19,18 +19,10 @@ EXAMPLES: dict[type, list[Any]] = {
         ClassificationExample("서울", "東京\r", 3.0, "a.tsv:3"),
         ClassificationExample("x", None, "1.0", "a.tsv:4"),
     ],
-    TaggingExample: [
-        TaggingExample(("서울", "is"), ("B-LOC", "O"), "a.txt:1"),
-        TaggingExample((), (), "a.txt:4"),
-    ],
+    TaggingExample: [TaggingExample(("서울", "is"), ("B-LOC", "O"), "a.txt:1"), TaggingExample((), (), "a.txt:4")],
     AnswerExample: [
         AnswerExample(
-            "where?",
-            " in Seoul",
-            (ContextSpan("Seoul", 4), ContextSpan("in", 1)),
-            "7",
-            "an article",
-            "a.json",
+            "where?", " in Seoul", (ContextSpan("Seoul", 4), ContextSpan("in", 1)), "7", "an article", "a.json"
         ),
         AnswerExample("when?", "in Seoul", (), "8", "an article", "a.json"),
     ],

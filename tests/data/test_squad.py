@@ -177,7 +177,7 @@ PIECES = WordPieceTokenizer.train(TEXTS * 3, vocab_size=150)
 
 @given(st.lists(st.sampled_from(TEXTS), min_size=1, max_size=4).map("  ".join), st.data())
 def test_answers_come_back_from_their_pieces(context: str, data: st.DataObject) -> None:
-    spans = PIECES.encode_with_offsets(context).offsets
+    spans = PIECES.encode_with_offsets([context])[0].offsets
     first = data.draw(st.integers(0, len(spans) - 1))
     last = data.draw(st.integers(first, len(spans) - 1))
     answer = extract_answer(context, spans, first, last, range(len(context) + 1))
@@ -194,7 +194,7 @@ def test_answers_come_back_from_their_pieces(context: str, data: st.DataObject) 
 
 @given(st.lists(st.sampled_from(TEXTS), min_size=1, max_size=4).map(" ".join), st.integers(1, 9))
 def test_every_character_is_in_a_window(context: str, room: int) -> None:
-    spans = PIECES.encode_with_offsets(context).offsets
+    spans = PIECES.encode_with_offsets([context])[0].offsets
     covered = {
         place
         for begin, end in make_windows(len(spans), room, 2)

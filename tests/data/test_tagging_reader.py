@@ -125,7 +125,7 @@ WORDS = ["unbelievable", "친구와", "a", "b", "don't", "\u200b", "...", "belie
 @given(st.lists(st.tuples(st.sampled_from(WORDS), st.integers(0, 4)), min_size=1, max_size=9))
 def test_the_first_piece_of_each_word_has_its_label(tagged_words: list[tuple[str, int]]) -> None:
     words, labels = [word for word, _ in tagged_words], [label for _, label in tagged_words]
-    pieces = PIECES.encode_with_offsets(words)
+    pieces = PIECES.encode_with_offsets([words])[0]
     found = label_first_pieces(pieces.word_ids, labels)
     assert len(found) == len(pieces.ids)
     counted = [label for label in found if label != IGNORE]

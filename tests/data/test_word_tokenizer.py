@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 
 import jumok.data.tokenizers.word_tokenizer as module
 from jumok.batches.tokens import UNK
-from jumok.data.tokenizers.word_tokenizer import (
-    SegmentedText,
-    WordTokenizer,
-    WordTokenizerConfig,
-    segment_text,
-)
+from jumok.data.tokenizers.word_tokenizer import SegmentedText, WordTokenizer, WordTokenizerConfig, segment_text
 
 TEXTS = [["the", "film", "was", "dull"], ["the", "end", "was", "good"]]
 

@@ -68,7 +68,7 @@ def test_ids_and_places_are_those_of_transformers(
     theirs = transformers.BertTokenizerFast(vocab=str(folder / "vocab.txt"), **settings)
     for text in TRIED:
         wanted = theirs(text, add_special_tokens=False, return_offsets_mapping=True)
-        found = ours.encode_with_offsets(text, allow_special=True)
+        found = ours.encode_with_offsets([text], allow_special=True)[0]
         assert found.ids == wanted["input_ids"], text
         assert found.offsets == [tuple(span) for span in wanted["offset_mapping"]]
         assert ours.encode([text], allow_special=True) == [wanted["input_ids"]]
@@ -77,7 +77,7 @@ def test_ids_and_places_are_those_of_transformers(
         )
     words = ["친구와", "New-York's", "", "foxes"]
     wanted = theirs(words, is_split_into_words=True, add_special_tokens=False)
-    found = ours.encode_with_offsets(words)
+    found = ours.encode_with_offsets([words])[0]
     assert (found.ids, found.word_ids) == (wanted["input_ids"], wanted.word_ids())
     one, two = "the foxes", "친구와 학교"
     both = theirs(one, two)
@@ -110,7 +110,7 @@ def test_a_real_vocabulary_gives_the_ids_of_transformers() -> None:
     )
     for text in [*TRIED, "word " * 700]:  # its file cuts off at 128 tokens; ours never does
         wanted = theirs(text, add_special_tokens=False, truncation=False, return_offsets_mapping=True)
-        found = ours.encode_with_offsets(text, allow_special=True)
+        found = ours.encode_with_offsets([text], allow_special=True)[0]
         assert found.ids == wanted["input_ids"]
         assert found.offsets == [tuple(span) for span in wanted["offset_mapping"]]
 
@@ -151,10 +151,7 @@ def test_characters_that_one_asks_for_are_there() -> None:
 
 
 def test_no_text_makes_a_special_token_unless_asked(pieces: WordPieceTokenizer) -> None:
-    plain, asked = (
-        pieces.encode(["a [MASK] b [SEP]"]),
-        pieces.encode(["a [MASK] b [SEP]"], allow_special=True),
-    )
+    plain, asked = (pieces.encode(["a [MASK] b [SEP]"]), pieces.encode(["a [MASK] b [SEP]"], allow_special=True))
     assert not set(pieces.special_ids[2:]) & set(plain[0])
     assert (asked[0].count(pieces.mask_id), asked[0].count(pieces.sep_id)) == (1, 1)
 

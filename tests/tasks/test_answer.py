@@ -174,7 +174,7 @@ def test_answers_in_decomposed_text_are_complete(form: str) -> None:
     words = ["나는", "café", "naïve", "the", "학교", "über"]
     context = unicodedata.normalize(form, " ".join(words))
     question = EncodedQuestion(
-        AnswerExample("?", context, (), "", "", ""), [], learned.encode_with_offsets(context), []
+        AnswerExample("?", context, (), "", "", ""), [], learned.encode_with_offsets([context])[0], []
     )
     owners = question.context_pieces.word_ids
     begin = 0

@@ -202,11 +202,9 @@ class AudioProcessor:
     def extract_features(self, waveform: Waveform) -> Spectrogram:
         """``(T, num_features)``: mel bands, followed by the linear spectrogram if the config has one."""
         magnitudes = self._stft_magnitudes(waveform)
-        parts = [
-            _mel_filterbank(self.config) @ magnitudes,
-            *([magnitudes] if self.config.linear_spectrogram else []),
-        ]
-        return self._scale_decibels(np.concatenate(parts))
+        mel = _mel_filterbank(self.config) @ magnitudes
+        both = np.concatenate([mel, magnitudes]) if self.config.linear_spectrogram else mel
+        return self._scale_decibels(both)
 
     def reconstruct_waveform(
         self, spectrogram: NDArray[Any], *, num_iterations: int = 32, magnitude_power: float = 1.0
@@ -218,11 +216,8 @@ class AudioProcessor:
         """
         config = self.config
         spectrogram = np.asarray(spectrogram, np.float64)
-        if (
-            spectrogram.ndim != 2
-            or spectrogram.shape[1] not in (config.n_mels, config.num_bins)
-            or not len(spectrogram)
-        ):
+        widths = (config.n_mels, config.num_bins)
+        if spectrogram.ndim != 2 or spectrogram.shape[1] not in widths or not len(spectrogram):
             raise InputError(
                 f"the spectrogram has shape {spectrogram.shape}; expected (frames, {config.n_mels}) mel "
                 f"bands or (frames, {config.num_bins}) magnitudes"
@@ -238,9 +233,8 @@ class AudioProcessor:
         # With fewer frames, librosa would warn.
         num_missing = max(0, -(-config.n_fft // config.hop_length) + 1 - len(spectrogram))
         sharpened = magnitudes**magnitude_power
-        sharpened *= math.sqrt(  # keep the loudness
-            np.square(magnitudes).sum() / max(np.square(sharpened).sum(), EPSILON)
-        )
+        # Keep the loudness.
+        sharpened *= math.sqrt(np.square(magnitudes).sum() / max(np.square(sharpened).sum(), EPSILON))
         magnitudes = np.pad(sharpened, ((0, 0), (0, num_missing))) * self._full_scale
         waveform = librosa.griffinlim(
             magnitudes.astype(np.float32),
@@ -251,9 +245,8 @@ class AudioProcessor:
             random_state=0,
         )[:length]
         if config.preemphasis:
-            waveform = import_optional("librosa.effects", SPEECH_EXTRA).deemphasis(
-                waveform, coef=config.preemphasis, zi=[0.0]
-            )
+            effects = import_optional("librosa.effects", SPEECH_EXTRA)
+            waveform = effects.deemphasis(waveform, coef=config.preemphasis, zi=[0.0])
         return np.asarray(waveform, np.float32)
 
     @property
@@ -287,10 +280,7 @@ class AudioProcessor:
 @functools.lru_cache(8)
 def _mel_filterbank(config: AudioConfig) -> NDArray[np.float32]:
     """``(n_mels, num_bins)``. The weights of each row sum to 1."""
-    librosa, filters = (
-        import_optional("librosa", SPEECH_EXTRA),
-        import_optional("librosa.filters", SPEECH_EXTRA),
-    )
+    librosa, filters = (import_optional(name, SPEECH_EXTRA) for name in ("librosa", "librosa.filters"))
     band_limits = {"n_mels": config.n_mels, "fmin": config.f_min, "fmax": config.effective_f_max}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Empty filters detected")
@@ -342,11 +332,7 @@ def decode_audio(
                 return InvalidExample(
                     location, TOO_LONG_REASON, f"{num_samples} samples; the limit is {limits.max_samples}"
                 )
-            samples, sample_rate, frames = (
-                file.read(dtype="float32", always_2d=True),
-                file.samplerate,
-                file.frames,
-            )
+            samples, sample_rate, frames = file.read(dtype="float32", always_2d=True), file.samplerate, file.frames
     except soundfile.SoundFileError as error:
         if data.startswith(MAGIC_BYTES):
             return InvalidExample(location, "a damaged recording", _clean_error_text(error))
@@ -385,11 +371,7 @@ def normalize_loudness(waveform: NDArray[Any], level_db: float) -> Waveform:
 
 def encode_wav(waveform: NDArray[Any], sample_rate: int) -> bytes:
     """Encode a waveform as a WAV file."""
-    file = io.BytesIO()
-    import_optional("soundfile", SPEECH_EXTRA).write(
-        file, np.clip(waveform, -1, 1), sample_rate, format="WAV", subtype="PCM_16"
-    )
-    return file.getvalue()
+    return _encode_audio(waveform, sample_rate, "WAV", "PCM_16")
 
 
 def save_audio(path: Path, waveform: NDArray[Any], sample_rate: int) -> None:
@@ -397,10 +379,13 @@ def save_audio(path: Path, waveform: NDArray[Any], sample_rate: int) -> None:
     formats = {".wav": ("WAV", "PCM_16"), ".flac": ("FLAC", "PCM_16"), ".ogg": ("OGG", "VORBIS")}
     if path.suffix.lower() not in formats:
         raise InputError(f"{path}: expected a file ending in {', '.join(formats)}")
-    format_name, subtype = formats[path.suffix.lower()]
-    data = io.BytesIO()  # libsndfile does not report a full disk
-    import_optional("soundfile", SPEECH_EXTRA).write(
-        data, np.clip(waveform, -1, 1), sample_rate, format=format_name, subtype=subtype
-    )
+    data = _encode_audio(waveform, sample_rate, *formats[path.suffix.lower()])  # libsndfile does not report a full disk
     with atomic_write(path) as part:
-        part.write_bytes(data.getvalue())
+        part.write_bytes(data)
+
+
+def _encode_audio(waveform: NDArray[Any], sample_rate: int, format_name: str, subtype: str) -> bytes:
+    file = io.BytesIO()
+    soundfile = import_optional("soundfile", SPEECH_EXTRA)
+    soundfile.write(file, np.clip(waveform, -1, 1), sample_rate, format=format_name, subtype=subtype)
+    return file.getvalue()

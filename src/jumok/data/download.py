@@ -78,7 +78,7 @@ DATASETS = {
                 "test_2016_flickr.fr.gz",
             ),
         ),
-    ),
+    )
 }
 # Data sets of our recipes that cannot be downloaded in this form.
 MANUAL_DATASETS = {
@@ -113,10 +113,7 @@ def download_dataset(
                 names = [file.remote_name or file.name, *([file.name] if mirror else [])]
                 on_progress = functools.partial(_update_progress, progress, task)
                 _download_file(
-                    file,
-                    destination / file.name,
-                    [f"{address}/{remote_name}" for remote_name in names],
-                    on_progress,
+                    file, destination / file.name, [f"{address}/{remote_name}" for remote_name in names], on_progress
                 )
     console.print(f"Downloaded to {destination}. In recipes, its name is {name}.", markup=False)
     return destination

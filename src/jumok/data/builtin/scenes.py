@@ -251,10 +251,7 @@ def _draw_layout(rng: PortableGenerator, shape_radii: Sequence[float]) -> _Scene
     while True:
         centers = np.zeros((NUM_LAYOUT_DRAWS, len(shape_radii), 2))  # relative to the first shape
         for number, relation in enumerate(relations, 1):
-            distances = (
-                radii[0] + radii[number] + MIN_GAP,
-                IMAGE_SIZE - 2 * MARGIN - radii[0] - radii[number],
-            )
+            distances = (radii[0] + radii[number] + MIN_GAP, IMAGE_SIZE - 2 * MARGIN - radii[0] - radii[number])
             along = rng.uniform_array(*distances, (NUM_LAYOUT_DRAWS, 1))
             across = along * rng.uniform_array(-MAX_OFFSET_RATIO, MAX_OFFSET_RATIO, (NUM_LAYOUT_DRAWS, 1))
             x, y = RELATION_DIRECTIONS[relation]

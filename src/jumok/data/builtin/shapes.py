@@ -55,12 +55,7 @@ def draw_background(rng: PortableGenerator, size: int) -> FloatArray:
 
 
 def paint_shape(
-    pixels: FloatArray,
-    shape_name: str,
-    color: Sequence[float],
-    center: tuple[float, float],
-    radius: float,
-    tilt: float,
+    pixels: FloatArray, shape_name: str, color: Sequence[float], center: tuple[float, float], radius: float, tilt: float
 ) -> Box:
     """Paint a shape, rotated by ``tilt``, on an image ``(height, width, 3)``.
 
@@ -72,21 +67,13 @@ def paint_shape(
     right, bottom = min(width, int(x + 1.3 * radius) + 2), min(height, int(y + 1.3 * radius) + 2)
     across = (np.arange(left, right) + 0.5 - x) / radius
     down = ((np.arange(top, bottom) + 0.5 - y) / radius)[:, None]
-    rotated = (
-        across * math.cos(tilt) + down * math.sin(tilt),
-        down * math.cos(tilt) - across * math.sin(tilt),
-    )
+    rotated = (across * math.cos(tilt) + down * math.sin(tilt), down * math.cos(tilt) - across * math.sin(tilt))
     coverage = np.clip(0.5 - SHAPE_DISTANCES[shape_name](*rotated) * radius, 0, 1)
     light = 1 - 0.07 * (across + down)  # from the upper left
     region = pixels[top:bottom, left:right]
     region += coverage[:, :, None] * (light[:, :, None] * np.asarray(color, float) - region)
     rows, columns = (np.flatnonzero((coverage > 0.5).any(axis)) for axis in (1, 0))
-    return (
-        left + int(columns[0]),
-        top + int(rows[0]),
-        left + int(columns[-1]) + 1,
-        top + int(rows[-1]) + 1,
-    )
+    return (left + int(columns[0]), top + int(rows[0]), left + int(columns[-1]) + 1, top + int(rows[-1]) + 1)
 
 
 # ---------------------------------------------------------------------------------------------- distances

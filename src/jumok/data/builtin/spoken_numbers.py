@@ -22,13 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from jumok.data.builtin.formant_synthesizer import (
-    PHONES,
-    SAMPLE_RATES,
-    PhoneSegment,
-    VoiceParameters,
-    synthesize,
-)
+from jumok.data.builtin.formant_synthesizer import PHONES, SAMPLE_RATES, PhoneSegment, VoiceParameters, synthesize
 from jumok.data.builtin.shapes import PortableGenerator
 from jumok.data.tokenizers.speech_symbols import expand_numbers
 from jumok.errors import InputError

@@ -1,8 +1,7 @@
 """Rule-based sentence splitter for English and related languages, Korean, Japanese and Chinese.
 
 A sentence ends at a mark (. ! ? … 。) and closing quotes or brackets, followed by a space; in Chinese and
-Japanese,
-by anything. These marks do not end a sentence::
+Japanese, by anything. These marks do not end a sentence::
 
     Dr. King | J. S. Bach | No. 5 | the U.S. Army       abbreviations
     "Stop!" he said                                     a sentence within another
@@ -69,10 +68,7 @@ def split_sentences(text: str) -> list[str]:
     start = 0
     num_open_quotes = position = 0  # open quotes 「 between ``start`` and ``position``
     for mark in END_MARK.finditer(text):
-        num_open_quotes, position = (
-            num_open_quotes + _count_open_quotes(text, position, mark.end()),
-            mark.end(),
-        )
+        num_open_quotes, position = (num_open_quotes + _count_open_quotes(text, position, mark.end()), mark.end())
         if _is_sentence_end(text, start, mark.start(), mark.end(), num_open_quotes > 0):
             sentences.append(text[start : mark.end()].strip())
             start, num_open_quotes = mark.end(), 0

@@ -34,39 +34,15 @@ NUMBER_REGEX = re.compile(r"(?<![\w.])\d+(?:,\d{3})+(?:\.\d+)?(?![\d])|\d+(?:\.\
 ORDINAL_REGEX = re.compile(r"\b(\d+)(?:st|nd|rd|th)\b")
 MAX_DIGITS = 15  # a longer number is read digit by digit
 
-ONES = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
+ONES_WORDS = """
+    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+    eighteen nineteen
+"""
+ONES = ONES_WORDS.split()
 TENS = ["-", "-", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 THOUSANDS = ("", "thousand", "million", "billion", "trillion")
-ORDINALS = {
-    "one": "first",
-    "two": "second",
-    "three": "third",
-    "five": "fifth",
-    "eight": "eighth",
-    "nine": "ninth",
-    "twelve": "twelfth",
-}
+ORDINALS = {"one": "first", "two": "second", "three": "third"}
+ORDINALS |= {"five": "fifth", "eight": "eighth", "nine": "ninth", "twelve": "twelfth"}
 DIGITS_KO = "영일이삼사오육칠팔구"
 SMALL_KO, LARGE_KO = ("", "십", "백", "천"), ("", "만", "억", "조")
 
@@ -132,11 +108,7 @@ class SpeechSymbols:
         return compose_hangul("".join(characters))
 
     def save(self, folder: Path) -> None:
-        content = {
-            "format": FORMAT_VERSION,
-            "characters": "".join(self.characters),
-            "numbers": self.number_language,
-        }
+        content = {"format": FORMAT_VERSION, "characters": "".join(self.characters), "numbers": self.number_language}
         with atomic_write(folder / SYMBOLS_FILE) as part:
             part.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
@@ -186,8 +158,7 @@ def expand_numbers(text: str, language: NumberLanguage) -> str:
     if language == "en":
         text = ORDINAL_REGEX.sub(lambda match: _spell_ordinal(match[1]), text)
     return NUMBER_REGEX.sub(
-        lambda match: _expand_with_spaces(match, text) if language == "en" else _spell_digits(match[0], "ko"),
-        text,
+        lambda match: _expand_with_spaces(match, text) if language == "en" else _spell_digits(match[0], "ko"), text
     )
 
 
@@ -200,19 +171,15 @@ def _expand_with_spaces(match: re.Match[str], text: str) -> str:
 def _spell_digits(digits: str, language: NumberLanguage) -> str:
     integer_part, point, fraction = digits.replace(",", "").partition(".")
     is_digit_by_digit = len(integer_part) > MAX_DIGITS or (integer_part.startswith("0") and len(integer_part) > 1)
-    if language == "ko":
-        words = _spell_each_digit_ko(integer_part) if is_digit_by_digit else _spell_korean(int(integer_part))
-        return words + ("점" + _spell_each_digit_ko(fraction) if point else "")
-    words = _spell_each_digit_en(integer_part) if is_digit_by_digit else _spell_english(int(integer_part))
-    return words + (" point " + _spell_each_digit_en(fraction) if point else "")
+    words = _spell_each_digit(integer_part, language) if is_digit_by_digit else SPELLERS[language](int(integer_part))
+    if point:
+        words += {"en": " point ", "ko": "점"}[language] + _spell_each_digit(fraction, language)
+    return words
 
 
-def _spell_each_digit_en(digits: str) -> str:
-    return " ".join(ONES[int(digit)] for digit in digits)
-
-
-def _spell_each_digit_ko(digits: str) -> str:
-    return "".join(DIGITS_KO[int(digit)] for digit in digits)
+def _spell_each_digit(digits: str, language: NumberLanguage) -> str:
+    separator, names = ("", DIGITS_KO) if language == "ko" else (" ", ONES)
+    return separator.join(names[int(digit)] for digit in digits)
 
 
 def _spell_english(number: int) -> str:
@@ -254,3 +221,6 @@ def _spell_korean(number: int) -> str:
             part = ""
         words = part + large + words
     return words
+
+
+SPELLERS = {"en": _spell_english, "ko": _spell_korean}

@@ -17,7 +17,6 @@ No text is encoded as a special token: "</s>" in a sentence is four characters. 
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import tempfile
@@ -25,20 +24,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import tokenizers
 from tokenizers import models
 
 from jumok.batches.tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from jumok.data.readers.parallel_corpus import TranslationExample
+from jumok.data.tokenizers.backend import BackendTokenizer, encode_batch, read_backend
 from jumok.data.tokenizers.vocabulary import BYTE_PIECES, SPACE, TokenizerConfig, train_backend
 from jumok.errors import InputError
-from jumok.files import atomic_write
 
 BYTE_OF_PIECE = {piece: byte for byte, piece in enumerate(BYTE_PIECES)}
 
 
 @dataclass(frozen=True, eq=False)
-class Tokenizer:
+class Tokenizer(BackendTokenizer):
     """Text to token ids and back.
 
     >>> tokenizer = Tokenizer.train(["the dog", "the cat"] * 2, TokenizerConfig("words", vocab_size=50))
@@ -46,8 +44,6 @@ class Tokenizer:
     >>> tokenizer.ids_to_tokens(ids), tokenizer.decode(ids)
     (['▁the', '▁dog'], 'the dog')
     """
-
-    backend: tokenizers.Tokenizer
 
     @classmethod
     def train(cls, lines: Iterable[str], config: TokenizerConfig) -> Tokenizer:
@@ -57,33 +53,13 @@ class Tokenizer:
         """
         return cls(train_backend(lines, config))
 
-    @property
-    def vocab_size(self) -> int:
-        """The number of ids."""
-        return self.backend.get_vocab_size()
-
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """The ids of each line, without special tokens."""
-        try:
-            encoded = self.backend.encode_batch_fast(list(lines), add_special_tokens=False)
-        except TypeError:
-            invalid = next((line for line in lines if not _is_valid_text(line)), None)
-            raise InputError(f"{invalid!r} is not a string that can be encoded in UTF-8") from None
-        return [encoding.ids for encoding in encoded]
+        return [encoding.ids for encoding in encode_batch(self.backend.encode_batch_fast, lines)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, without special tokens except ``<unk>``."""
         return self.backend.decode([i for i in ids if i not in (PAD, BOS, EOS)], skip_special_tokens=False)
-
-    def ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
-        """The entry of each id in the vocabulary, with ▁ for a space."""
-        tokens = []
-        for i in ids:
-            piece = self.backend.id_to_token(i) if i >= 0 else None
-            if piece is None:
-                raise InputError(f"a token id is {i}; expected 0 to {self.vocab_size - 1}")
-            tokens.append(piece)
-        return tokens
 
     def word_ids_from_text(self, text: str) -> list[int]:
         """The index in ``text.split()`` of the word of each token of ``encode([text])[0]``."""
@@ -120,25 +96,14 @@ class Tokenizer:
             texts = [" <unk>" if i == UNK else text for i, text in zip(ids, texts, strict=True)]
         return texts
 
-    @property
-    def fingerprint(self) -> str:
-        """Identifies the tokenizer."""
-        return hashlib.sha256(self.backend.to_str().encode()).hexdigest()
-
     def save(self, path: Path) -> None:
         """Save as JSON, in the format of the ``tokenizers`` library."""
-        with atomic_write(path) as part:
-            part.write_text(self.backend.to_str(pretty=True), encoding="utf-8")
+        self.write_backend(path)
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
         """Load what :meth:`save` wrote."""
-        try:
-            backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise InputError(f"there is no {path}") from None
-        except Exception as error:  # the library raises nothing more specific
-            raise InputError(f"{path} is not a tokenizer: {error}") from None
+        backend = read_backend(path)
         for i, token in enumerate(SPECIAL_TOKENS):
             if backend.id_to_token(i) != token:
                 raise InputError(f"{path}: id {i} is {backend.id_to_token(i)!r}; in jumok it is {token!r}")
@@ -205,10 +170,3 @@ def _number_words(texts: Sequence[str]) -> list[int]:
             word, is_between = word + 1, False
         numbers.append(word + is_between)
     return [max(0, min(number, word)) for number in numbers]
-
-
-def _is_valid_text(line: object) -> bool:
-    try:
-        return isinstance(line, str) and bool(line.encode() or True)
-    except UnicodeEncodeError:
-        return False

@@ -16,7 +16,6 @@ is three pieces.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,8 +27,9 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from jumok.data.tokenizers.backend import BackendTokenizer, encode_batch, read_backend
 from jumok.errors import InputError
-from jumok.files import atomic_write, read_json
+from jumok.files import read_json
 
 # The usual names. In a vocabulary that was trained here, they have the ids 0 to 4.
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
@@ -73,18 +73,17 @@ class WordPieceEncoding:
 
 
 @dataclass(frozen=True, eq=False)
-class WordPieceTokenizer:
+class WordPieceTokenizer(BackendTokenizer):
     """Text to token ids and back.
 
     >>> tokenizer = WordPieceTokenizer.train(["the cat sat", "the cats sat"], vocab_size=100)
     >>> ids = tokenizer.encode(["The cat"])[0]
     >>> tokenizer.ids_to_tokens(ids), tokenizer.decode(ids)
     (['the', 'cat'], 'the cat')
-    >>> tokenizer.encode_with_offsets("a cat").offsets
+    >>> tokenizer.encode_with_offsets(["a cat"])[0].offsets
     [(0, 1), (2, 5)]
     """
 
-    backend: tokenizers.Tokenizer
     special_tokens: Mapping[str, str]  # by role: pad, unk, cls, sep, mask
 
     @classmethod
@@ -130,17 +129,14 @@ class WordPieceTokenizer:
     def load(cls, folder: Path) -> WordPieceTokenizer:
         """Load from a run or a Hugging Face folder: ``tokenizer.json``, or ``vocab.txt`` with its config."""
         folder = Path(folder)
-        config = _read_optional_json(folder / "tokenizer_config.json")
+        config_path = folder / "tokenizer_config.json"
+        config: dict[str, Any] = read_json(config_path, dict) if config_path.is_file() else {}
         names = {
             role: _get_token_name(config.get(f"{role}_token")) or default for role, default in SPECIAL_TOKENS.items()
         }
         path = folder / "tokenizer.json"
         if path.is_file():
-            try:
-                backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-            except Exception as error:  # the library raises nothing more specific
-                raise InputError(f"{path} is not a tokenizer: {error}") from None
-            return cls._from_backend(backend, names, str(path))
+            return cls._from_backend(read_backend(path), names, str(path))
         path = folder / "vocab.txt"
         if not path.is_file():
             raise InputError(f"{folder} has no vocabulary: it contains neither tokenizer.json nor vocab.txt")
@@ -178,15 +174,9 @@ class WordPieceTokenizer:
 
     def save(self, folder: Path) -> None:
         """Save as ``tokenizer.json``, in the format of ``tokenizers`` and ``transformers``."""
-        with atomic_write(folder / "tokenizer.json") as part:
-            part.write_text(self.backend.to_str(pretty=True), encoding="utf-8")
+        self.write_backend(folder / "tokenizer.json")
 
     # ------------------------------------------------------------------------------------ special tokens
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of ids."""
-        return self.backend.get_vocab_size()
 
     @functools.cached_property
     def pad_id(self) -> int:
@@ -225,23 +215,20 @@ class WordPieceTokenizer:
 
         With ``allow_special``, "[MASK]" in a text is a mask.
         """
-        encoded = self._encode_batch(texts, allow_special=allow_special, is_pretokenized=False, with_offsets=False)
-        return [encoding.ids for encoding in encoded]
+        encode = self._choose_backend(allow_special).encode_batch_fast
+        return [encoding.ids for encoding in encode_batch(encode, texts)]
 
-    def encode_with_offsets(self, text: str | Sequence[str], *, allow_special: bool = False) -> WordPieceEncoding:
-        """The pieces of a text, or of a list of words, with their offsets."""
-        return self.encode_batch_with_offsets([text], allow_special=allow_special)[0]
-
-    def encode_batch_with_offsets(
+    def encode_with_offsets(
         self, texts: Sequence[str | Sequence[str]], *, allow_special: bool = False
     ) -> list[WordPieceEncoding]:
-        """The pieces of several texts, or of several lists of words."""
+        """The pieces of texts, or of lists of words, with their offsets."""
         is_pretokenized = bool(texts) and not isinstance(texts[0], str)
         inputs = [text if isinstance(text, str) else list(text) for text in texts]
-        encoded = self._encode_batch(
-            inputs, allow_special=allow_special, is_pretokenized=is_pretokenized, with_offsets=True
-        )
-        return [WordPieceEncoding(encoding.ids, encoding.offsets, encoding.word_ids) for encoding in encoded]
+        encode = self._choose_backend(allow_special).encode_batch
+        return [
+            WordPieceEncoding(encoding.ids, encoding.offsets, encoding.word_ids)
+            for encoding in encode_batch(encode, inputs, is_pretokenized=is_pretokenized)
+        ]
 
     def join_segments(self, first: Sequence[int], second: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
         """Add [CLS] and [SEP] to one or two sequences of ids. Returns the ids and their segments.
@@ -261,25 +248,10 @@ class WordPieceTokenizer:
         hidden = {self.pad_id, self.cls_id, self.sep_id}
         return self.backend.decode([i for i in ids if i not in hidden], skip_special_tokens=False)
 
-    def ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
-        """The entry of each id in the vocabulary."""
-        tokens = []
-        for i in ids:
-            token = self.backend.id_to_token(i) if i >= 0 else None
-            if token is None:
-                raise InputError(f"a token id is {i}; expected 0 to {self.vocab_size - 1}")
-            tokens.append(token)
-        return tokens
-
     @functools.cached_property
     def is_continuation(self) -> NDArray[np.bool_]:
         """Whether each id continues the word of the previous piece."""
         return np.array([token.startswith(CONTINUATION_PREFIX) for token in self.ids_to_tokens(range(self.vocab_size))])
-
-    @property
-    def fingerprint(self) -> str:
-        """Identifies the tokenizer."""
-        return hashlib.sha256(self.backend.to_str().encode()).hexdigest()
 
     @functools.cached_property
     def _plain_backend(self) -> tokenizers.Tokenizer:
@@ -288,17 +260,8 @@ class WordPieceTokenizer:
         copy.encode_special_tokens = True
         return copy
 
-    def _encode_batch(
-        self, texts: Sequence[Any], *, allow_special: bool, is_pretokenized: bool, with_offsets: bool
-    ) -> list[Any]:
-        backend = self.backend if allow_special else self._plain_backend
-        encode = backend.encode_batch if with_offsets else backend.encode_batch_fast
-        try:
-            encodings: list[Any] = encode(list(texts), is_pretokenized=is_pretokenized, add_special_tokens=False)
-        except TypeError:
-            invalid = next((text for text in texts if not _is_valid_text(text)), None)
-            raise InputError(f"{invalid!r} is not a string that can be encoded in UTF-8") from None
-        return encodings
+    def _choose_backend(self, allow_special: bool) -> tokenizers.Tokenizer:
+        return self.backend if allow_special else self._plain_backend
 
 
 def _configure_backend(
@@ -357,23 +320,8 @@ def _can_continue_word(character: str, pipeline: tokenizers.Tokenizer) -> bool:
     return len(pipeline.pre_tokenizer.pre_tokenize_str(normalized)) == 1
 
 
-def _read_optional_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    content: dict[str, Any] = read_json(path, dict)
-    return content
-
-
 def _get_token_name(value: object) -> str | None:
     """The name of a token, which some files wrap in an object with ``content``."""
     if isinstance(value, Mapping):
         value = value.get("content")
     return value if isinstance(value, str) else None
-
-
-def _is_valid_text(text: object) -> bool:
-    try:
-        texts = [text] if isinstance(text, str) else list(text)  # type: ignore[call-overload]
-        return all(isinstance(word, str) and bool(word.encode() or True) for word in texts)
-    except (TypeError, UnicodeEncodeError):
-        return False

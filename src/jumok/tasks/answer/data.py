@@ -68,7 +68,7 @@ def encode_questions(
     for chunk in iterate_chunks(examples, QUESTIONS_PER_CHUNK):
         ids = tokenizer.encode([example.question for example in chunk])
         contexts = list(dict.fromkeys(example.context for example in chunk))  # several may share one
-        pieces = dict(zip(contexts, tokenizer.encode_batch_with_offsets(contexts), strict=True))
+        pieces = dict(zip(contexts, tokenizer.encode_with_offsets(contexts), strict=True))
         for example, question_ids in zip(chunk, ids, strict=True):
             yield _encode_question(example, question_ids, pieces[example.context], max_tokens, config)
 

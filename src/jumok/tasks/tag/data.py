@@ -60,7 +60,7 @@ def locate_pieces(
     """Tokenize the words of sentences."""
     for chunk in iterate_chunks(sentences, SENTENCES_PER_CHUNK):
         words = [sentence.words for sentence in chunk]
-        yield from zip(chunk, tokenizer.encode_batch_with_offsets(words), strict=True)
+        yield from zip(chunk, tokenizer.encode_with_offsets(words), strict=True)
 
 
 def split_windows(
