@@ -1,11 +1,9 @@
 """Documents with known decisive words: one sentence decides, and nothing else tells the class."""
 
-import doctest
 from collections import Counter
 
 import pytest
 
-import jumok.data.builtin.decisive_words as module
 from jumok import InputError
 from jumok.data.builtin.decisive_words import LANGUAGES, find_decisive_words, generate_documents
 from jumok.data.tokenizers.word_tokenizer import segment_text
@@ -62,7 +60,3 @@ def test_what_is_not_there() -> None:
         next(generate_documents(1, 5, "decisive-words-fr"))
     with pytest.raises(InputError, match="count=0"):
         next(generate_documents(1, 0))
-
-
-def test_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(module).failed == 0

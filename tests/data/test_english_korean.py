@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import doctest
 import hashlib
 import itertools
 import re
@@ -11,7 +10,6 @@ from typing import Literal
 
 import pytest
 
-from jumok.data.builtin import english_korean
 from jumok.data.builtin.english_korean import SPLITS, SentencePair, read_pairs
 from jumok.errors import InputError
 
@@ -50,10 +48,6 @@ def test_pairs_checked_by_hand(line: str, pairs: list[SentencePair]) -> None:
     split, number = place.split()
     pair = pairs[SPLITS[split][int(number)]]
     assert (pair.english, pair.korean, format_links(pair)) == (english, korean, links)
-
-
-def test_docstring_examples() -> None:
-    assert doctest.testmod(english_korean).failed == 0
 
 
 def test_corpus_is_unchanged(pairs: list[SentencePair]) -> None:

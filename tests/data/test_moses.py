@@ -1,4 +1,4 @@
-"""Moses' tokens as papers on Multi30k use them."""
+"""Moses tokenization, as in papers on Multi30k."""
 
 import pytest
 
@@ -19,21 +19,21 @@ pytest.importorskip("sacremoses")
         ("en", "", ""),
     ],
 )
-def test_lower_case_normal_signs_tokens_escaped(language: str, line: str, tokens: str) -> None:
+def test_tokenize(language: str, line: str, tokens: str) -> None:
     assert moses.tokenize(line, language) == tokens
 
 
-def test_detokenised_text_is_plain() -> None:
+def test_detokenize() -> None:
     tokens = moses.tokenize("A man's T-shirt says: “Hi!” & more (or less).", "en")
     assert moses.detokenize(tokens, "en") == 'a man\'s t-shirt says: "hi!" & more (or less).'
     assert moses.detokenize("l&apos; homme", "fr") == "l'homme"
 
 
-def test_without_sacremoses_the_command_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(module: str) -> object:
+def test_missing_sacremoses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_import_error(module: str) -> object:
         raise ImportError(f"No module named {module!r}")
 
     moses._get_tools.cache_clear()
-    monkeypatch.setattr(text_files.importlib, "import_module", missing)
+    monkeypatch.setattr(text_files.importlib, "import_module", raise_import_error)
     with pytest.raises(MissingExtra, match=r'sacremoses is needed for this: pip install "jumok\[train\]"'):
         moses.tokenize("x", "en")

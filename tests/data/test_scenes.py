@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import hashlib
 import itertools
 import math
@@ -10,7 +9,6 @@ import math
 import numpy as np
 import pytest
 
-from jumok.data.builtin import scenes as module
 from jumok.data.builtin.scenes import COLORS, IMAGE_SIZE, KOREAN_WORDS, ShapeScene, draw_scene, draw_scenes
 from jumok.data.builtin.shapes import SHAPE_DISTANCES, Box, PortableGenerator, draw_background, paint_shape
 from jumok.errors import InputError
@@ -35,10 +33,6 @@ def relation(one: Box, other: Box) -> str | None:
     if abs(x) < 0.45 * abs(y):
         return "above" if y > 0 else "below"
     return None
-
-
-def test_the_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(module) == (0, 4)
 
 
 def test_a_caption_follows_from_its_boxes() -> None:

@@ -1,13 +1,11 @@
-"""Sentences: what ends one and what does not, in English, Korean and Japanese."""
+"""Sentence boundaries in English, Korean and Japanese."""
 
-import doctest
 import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import jumok.data.tokenizers.sentence_splitter as module
 from jumok.data.tokenizers.sentence_splitter import (
     AMBIGUOUS_ABBREVIATIONS,
     HIRAGANA,
@@ -20,7 +18,7 @@ from jumok.data.tokenizers.sentence_splitter import (
     split_sentences,
 )
 
-# Each case is written with | where it is to be cut.
+# Each case is written with | at its sentence boundaries.
 CASES = {
     "plain": "The dog barked.| The cat ran!| Did it?| Yes.",
     "title": "Dr. King met Mrs. Parks and Gen. Lee.| They spoke.",
@@ -50,19 +48,19 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_text_is_cut_where_its_sentences_end(name: str) -> None:
-    wanted = [one.strip() for one in CASES[name].split("|")]
-    assert split_sentences(CASES[name].replace("|", "")) == [one for one in wanted if one]
+def test_split_sentences(name: str) -> None:
+    expected = [sentence.strip() for sentence in CASES[name].split("|") if sentence.strip()]
+    assert split_sentences(CASES[name].replace("|", "")) == expected
 
 
 @given(st.text(st.sampled_from("aA.!?… \"')(1다。「」\t"), max_size=40))
-def test_nothing_is_lost_but_white_space(text: str) -> None:
-    found = split_sentences(text)
-    assert "".join("".join(found).split()) == "".join(text.split())
-    assert all(one and one == one.strip() for one in found)
+def test_only_white_space_is_removed(text: str) -> None:
+    sentences = split_sentences(text)
+    assert "".join("".join(sentences).split()) == "".join(text.split())
+    assert all(sentence and sentence == sentence.strip() for sentence in sentences)
 
 
-# ------------------------------------------------------------------ the same as before it took linear time
+# ------------------------------------------------------------- comparison with a splitter in quadratic time
 
 CLOSING = r"""[)\]}"'”’»›」』）】》〉]*"""
 MARK = re.compile(rf"[.!?…]+{CLOSING}(?=\s)|[。！？｡]+{CLOSING}|(?<=[다요죠까])[.!?]+(?=[가-힣])")
@@ -79,50 +77,49 @@ PARTS = [
 ]
 
 
-def reference(text: str) -> list[str]:
-    """The splitter as it was, in quadratic time."""
-    found = []
+def split_quadratically(text: str) -> list[str]:
+    sentences = []
     begin = 0
     for mark in MARK.finditer(text):
-        if _reference_ends(text, begin, mark.start(), mark.end()):
-            found.append(text[begin : mark.end()].strip())
+        if _is_sentence_end(text, begin, mark.start(), mark.end()):
+            sentences.append(text[begin : mark.end()].strip())
             begin = mark.end()
-    found.append(text[begin:].strip())
-    return [one for one in found if one]
+    sentences.append(text[begin:].strip())
+    return [sentence for sentence in sentences if sentence]
 
 
-def _reference_ends(text: str, begin: int, mark: int, end: int) -> bool:
+def _is_sentence_end(text: str, begin: int, mark: int, end: int) -> bool:
     """Whether the sentence from ``begin`` ends with the mark at ``mark``, which reaches to ``end``."""
-    behind = NEXT.match(text, end)
-    if behind is None:
+    next_match = NEXT.match(text, end)
+    if next_match is None:
         return True
-    following = behind[1]
-    sign = text[mark]
-    closed = text[end - 1] not in ".!?…。！？｡"
-    if sign in "。！？｡":
+    next_word = next_match[1]
+    mark_character = text[mark]
+    has_closing_sign = text[end - 1] not in ".!?…。！？｡"
+    if mark_character in "。！？｡":
         quoted = text.count("「", begin, end) + text.count("『", begin, end)
         if quoted > text.count("」", begin, end) + text.count("』", begin, end):
             return False
-        return not (closed and HIRAGANA.match(following))
-    first = following.lstrip(OPENING_SIGNS)[:1]
+        return not (has_closing_sign and HIRAGANA.match(next_word))
+    first = next_word.lstrip(OPENING_SIGNS)[:1]
     if first.islower():
         return False
     before = text[mark - 1] if mark > begin else " "
-    if sign == "?" and before in " (" and first in "~–-—":  # the year of a birth that nobody knows
+    if mark_character == "?" and before in " (" and first in "~–-—":  # an unknown year of birth
         return False
     if "가" <= before <= "힣":
-        return not (closed and KOREAN_QUOTATIVE.match(text, behind.start(1)))
-    if sign != "." or text[mark + 1] == "." or closed:
+        return not (has_closing_sign and KOREAN_QUOTATIVE.match(text, next_match.start(1)))
+    if mark_character != "." or text[mark + 1] == "." or has_closing_sign:
         return True
     space = text.rfind(" ", begin, mark)
     word = text[max(begin, space + 1) : mark].lstrip(OPENING_SIGNS)
-    if word.isdigit():  # a date, or the number before an item of a list
+    if word.isdigit():  # a date, or the number of a list item
         return not (first.isdigit() or not text[begin : max(begin, space)].strip())
-    return not _reference_abbreviates(word, following.lstrip(OPENING_SIGNS).rstrip(","))
+    return not _is_abbreviation(word, next_word.lstrip(OPENING_SIGNS).rstrip(","))
 
 
-def _reference_abbreviates(word: str, following: str) -> bool:
-    """Whether a point between these two words means no end."""
+def _is_abbreviation(word: str, following: str) -> bool:
+    """Whether a period between these two words does not end a sentence."""
     low = word.lower()
     if low in NEVER_END_ABBREVIATIONS:
         return True
@@ -134,9 +131,5 @@ def _reference_abbreviates(word: str, following: str) -> bool:
 
 
 @given(st.lists(st.sampled_from(PARTS), max_size=30).map("".join))
-def test_sentences_are_those_of_the_quadratic_splitter(text: str) -> None:
-    assert split_sentences(text) == reference(text)
-
-
-def test_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(module).failed == 0
+def test_sentences_equal_those_of_the_quadratic_splitter(text: str) -> None:
+    assert split_sentences(text) == split_quadratically(text)

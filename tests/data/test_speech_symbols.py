@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import unicodedata
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jumok.batches.tokens import EOS, SPECIAL_TOKENS, UNK
-from jumok.data.tokenizers import speech_symbols as module
 from jumok.data.tokenizers.speech_symbols import SpeechSymbols, compose_hangul, decompose_hangul, expand_numbers
 from jumok.errors import InputError
 
@@ -109,7 +107,3 @@ def test_what_symbols_refuse() -> None:
         SpeechSymbols.from_texts(["a"], number_language="fr")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="a symbol id is 99"):
         SpeechSymbols.from_texts(["a"]).decode([99])
-
-
-def test_the_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(module).failed == 0

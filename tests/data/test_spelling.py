@@ -1,17 +1,14 @@
-"""Raw text and text that is spelled out already come out alike."""
-
-import doctest
+"""Spelling normalizer: raw text and normalized text give the same result."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jumok.data.tokenizers import spelling
 from jumok.data.tokenizers.spelling import normalize_spelling
 
 
 @pytest.mark.parametrize(
-    ("language", "raw", "out"),
+    ("language", "raw", "expected"),
     [
         ("fr", "L'usage n'est pas répandu: du jamais-vu!", "le usage ne est pas repandu : de le jamais - vu !"),
         ("fr", "Qu'il aille aux bois, au-dessus des eaux", "que il aille a les bois , au - dessus de les eaux"),
@@ -29,12 +26,13 @@ from jumok.data.tokenizers.spelling import normalize_spelling
         ("en", "  \t ", ""),
     ],
 )
-def test_words_and_signs_come_apart_and_contractions_in_full(language: str, raw: str, out: str) -> None:
-    assert normalize_spelling(raw, language) == out
-    assert normalize_spelling(out, language) in (out, out.replace(" du ", " de le "))  # without its accent, dû is lost
+def test_normalize_spelling(language: str, raw: str, expected: str) -> None:
+    assert normalize_spelling(raw, language) == expected
+    # Without its accent, dû becomes du.
+    assert normalize_spelling(expected, language) in (expected, expected.replace(" du ", " de le "))
 
 
-def test_text_that_is_spelled_out_stays_as_it_is() -> None:
+def test_normalized_text_does_not_change() -> None:
     for language, text in (
         ("en", "mr. speaker , the hon. member 's bill c - 19 cannot pass ."),
         ("fr", "le eau de le lac ne est pas a le niveau - la aujourd' hui ..."),
@@ -43,12 +41,7 @@ def test_text_that_is_spelled_out_stays_as_it_is() -> None:
         assert normalize_spelling(text.title().replace("'S", "'s"), language) == text
 
 
-def test_the_examples_in_the_docstrings() -> None:
-    done = doctest.testmod(spelling)
-    assert done.failed == 0 < done.attempted
-
-
 @given(st.text(), st.sampled_from(["en", "fr", "ko"]))
-def test_any_text_becomes_words_between_single_spaces(text: str, language: str) -> None:
+def test_words_are_separated_by_single_spaces(text: str, language: str) -> None:
     words = normalize_spelling(text, language).split(" ")
     assert all(word and not any(c.isspace() for c in word) for word in words) or words == [""]

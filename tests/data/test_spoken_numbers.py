@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
 import time
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from jumok.data.builtin import spoken_numbers as module
 from jumok.data.builtin.spoken_numbers import (
     PRONUNCIATIONS,
     STYLES,
@@ -123,7 +121,3 @@ def test_it_is_fast() -> None:
 def test_what_cannot_be_said(call, message: str) -> None:
     with pytest.raises(InputError, match=message):
         call()
-
-
-def test_the_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(module).failed == 0
