@@ -1,4 +1,4 @@
-"""Exported folders, loaded by ``transformers``: the same logits, the same translations, the same tokens."""
+"""Exported folders, loaded by ``transformers``: equal logits, translations and tokens."""
 
 import dataclasses
 import json
@@ -24,82 +24,82 @@ SOURCES = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17]]
 TARGETS = [[4, 5], [6, 7, 8, 9, 10], [11], [12, 13, 14]]
 
 
-def small(**changes: Any) -> Transformer:
+def build_model(**changes: Any) -> Transformer:
     torch.manual_seed(0)
     config = dataclasses.replace(SMALL, **changes)
     model = Transformer(config, TARGET if config.tie_embeddings == "all" else SOURCE, TARGET).eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # biases and norms too, which begin at 0 and 1
+        for parameter in model.parameters():  # also biases and norms, which are initialized with 0 and 1
             parameter += 0.3 * torch.randn_like(parameter)
     return model
 
 
 @torch.inference_mode()
-def forced(model: Transformer, batch: Seq2SeqBatch) -> Tensor:
-    """Logits ``(B, T, V)``, step by step."""
+def compute_logits(model: Transformer, batch: Seq2SeqBatch) -> Tensor:
+    """Compute the logits ``(B, T, V)`` step by step."""
     state, steps = model.start(batch.source), []
-    for place in range(batch.target.ids.shape[1]):
-        logits, state = model.step(state, batch.target.ids[:, place])
+    for position in range(batch.target.ids.shape[1]):
+        logits, state = model.step(state, batch.target.ids[:, position])
         steps.append(logits)
     return torch.stack(steps, dim=1)
 
 
 @torch.inference_mode()
-def greedy(model: Transformer, source: Tokens, longest: int) -> Tensor:
-    """The likeliest word at each step, as ``generate`` writes it: BOS first, PAD behind EOS."""
-    state, said = model.start(source), [torch.full((len(source.lengths),), BOS)]
-    done = torch.zeros(len(source.lengths), dtype=torch.bool)
-    while len(said) < longest and not done.all():
-        logits, state = model.step(state, said[-1])
-        said.append(torch.where(done, PAD, logits.argmax(-1)))
-        done |= said[-1] == EOS
-    return torch.stack(said, dim=1)
+def search_greedily(model: Transformer, source: Tokens, max_length: int) -> Tensor:
+    """Greedy search with the output format of ``generate``: BOS first, PAD after EOS."""
+    state, token_ids = model.start(source), [torch.full((len(source.lengths),), BOS)]
+    is_finished = torch.zeros(len(source.lengths), dtype=torch.bool)
+    while len(token_ids) < max_length and not is_finished.all():
+        logits, state = model.step(state, token_ids[-1])
+        token_ids.append(torch.where(is_finished, PAD, logits.argmax(-1)))
+        is_finished |= token_ids[-1] == EOS
+    return torch.stack(token_ids, dim=1)
 
 
 @pytest.fixture(scope="module")
-def hub() -> Any:
+def transformers() -> Any:
     transformers = pytest.importorskip("transformers")
     transformers.utils.logging.disable_progress_bar()
     return transformers
 
 
-@pytest.mark.filterwarnings("ignore")  # those of transformers are not ours; what it logs is looked at
+@pytest.mark.filterwarnings("ignore")  # warnings of transformers; its log is checked below
 @pytest.mark.parametrize(
     "changes",
     [
         {"tie_embeddings": "all"},
         {"tie_embeddings": "target", "activation": "gelu"},
         {"tie_embeddings": "none", "activation": "swish"},
-        {"width": 15, "num_heads": 3},  # an odd width has one sine more
+        {"width": 15, "num_heads": 3},  # an odd width has one more sine than cosines
     ],
     ids=str,
 )
-def test_logits_and_greedy_output_are_the_same(
-    changes: dict[str, Any], tmp_path: Path, hub: Any, caplog: pytest.LogCaptureFixture
+def test_logits_and_greedy_output_are_equal(
+    changes: dict[str, Any], tmp_path: Path, transformers: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = small(**changes)
+    model = build_model(**changes)
     folder = export_marian(model, tmp_path / "marian")
-    hub.utils.logging.enable_propagation()  # to where the test can see it
+    transformers.utils.logging.enable_propagation()  # to caplog
     with caplog.at_level(logging.WARNING):
-        marian, told = hub.MarianMTModel.from_pretrained(folder, output_loading_info=True)
-    assert not any(told.values())
+        marian, message = transformers.MarianMTModel.from_pretrained(folder, output_loading_info=True)
+    assert not any(message.values())
     assert caplog.records == []
     batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
     mask = batch.source.valid_mask.long()
     with torch.inference_mode():
-        theirs = marian(input_ids=batch.source.ids, attention_mask=mask, decoder_input_ids=batch.target.ids)
-        torch.testing.assert_close(forced(model, batch), theirs.logits, rtol=1e-4, atol=1e-4)
-        said = marian.generate(input_ids=batch.source.ids, attention_mask=mask, max_length=40)
-    assert torch.equal(greedy(model, batch.source, 40), said)
+        output = marian(input_ids=batch.source.ids, attention_mask=mask, decoder_input_ids=batch.target.ids)
+        torch.testing.assert_close(compute_logits(model, batch), output.logits, rtol=1e-4, atol=1e-4)
+        token_ids = marian.generate(input_ids=batch.source.ids, attention_mask=mask, max_length=40)
+    assert torch.equal(search_greedily(model, batch.source, 40), token_ids)
     assert marian.config.dropout == model.config.dropout
     assert marian.num_parameters() == sum(p.numel() for p in model.parameters()) + 2 * 512 * model.config.width
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_was_loaded_can_be_saved_and_loaded_again(tmp_path: Path, hub: Any) -> None:
-    model = small(tie_embeddings="all")
-    hub.MarianMTModel.from_pretrained(export_marian(model, tmp_path / "a")).save_pretrained(tmp_path / "b")
-    marian = hub.MarianMTModel.from_pretrained(tmp_path / "b")
+def test_transformers_can_save_and_load_it_again(tmp_path: Path, transformers: Any) -> None:
+    model = build_model(tie_embeddings="all")
+    transformers.MarianMTModel.from_pretrained(export_marian(model, tmp_path / "a")).save_pretrained(tmp_path / "b")
+    marian = transformers.MarianMTModel.from_pretrained(tmp_path / "b")
     batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
     with torch.inference_mode():
         logits = marian(
@@ -107,48 +107,48 @@ def test_what_was_loaded_can_be_saved_and_loaded_again(tmp_path: Path, hub: Any)
             attention_mask=batch.source.valid_mask.long(),
             decoder_input_ids=batch.target.ids,
         ).logits
-    torch.testing.assert_close(logits, forced(model, batch), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits, compute_logits(model, batch), rtol=1e-4, atol=1e-4)
 
 
 # ----------------------------------------------------------------------------------- tokenizers
 
 
-def words(*known: str) -> tokenizers.Tokenizer:
-    vocabulary = {word: number for number, word in enumerate((*SPECIAL_TOKENS, *known))}
+def build_tokenizer(*vocabulary_words: str) -> tokenizers.Tokenizer:
+    vocabulary = {word: number for number, word in enumerate((*SPECIAL_TOKENS, *vocabulary_words))}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     return tokenizer
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_tokenizer_comes_along(tmp_path: Path, hub: Any) -> None:
-    joint = words("the", "dog", "barks")
-    given = joint.to_str()
+def test_the_tokenizer_is_exported(tmp_path: Path, transformers: Any) -> None:
+    joint = build_tokenizer("the", "dog", "barks")
+    original = joint.to_str()
     model = Transformer(dataclasses.replace(SMALL, tie_embeddings="all"), 7, 7)
     folder = export_marian(model, tmp_path / "marian", tokenizer=joint, max_length=77)
-    tokenizer = hub.AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     encoded = tokenizer(["the dog barks", "the cat"], padding=True)
     assert encoded["input_ids"] == [[4, 5, 6, EOS], [4, 1, EOS, PAD]]
     assert encoded["attention_mask"] == [[1, 1, 1, 1], [1, 1, 1, 0]]
     assert tokenizer.decode([BOS, 5, 6, EOS, PAD], skip_special_tokens=True) == "dog barks"
     assert tokenizer.model_max_length == 77
-    assert joint.to_str() == given  # ours is as it was
+    assert joint.to_str() == original  # the original is unchanged
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_two_tokenizers_come_along_in_two_folders(tmp_path: Path, hub: Any) -> None:
-    english, korean = words("the", "dog"), words("그", "개", "가")
+def test_two_tokenizers_are_exported_to_two_folders(tmp_path: Path, transformers: Any) -> None:
+    english, korean = build_tokenizer("the", "dog"), build_tokenizer("그", "개", "가")
     model = Transformer(SMALL, 6, 7)
     folder = export_marian(model, tmp_path / "marian", tokenizer=english, target_tokenizer=korean)
-    assert hub.AutoTokenizer.from_pretrained(folder)("the dog")["input_ids"] == [4, 5, EOS]
-    assert hub.AutoTokenizer.from_pretrained(folder / "target").decode([5, 6]) == "개 가"
+    assert transformers.AutoTokenizer.from_pretrained(folder)("the dog")["input_ids"] == [4, 5, EOS]
+    assert transformers.AutoTokenizer.from_pretrained(folder / "target").decode([5, 6]) == "개 가"
 
 
-def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_the_tokenizer_of_another_model_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"tokenizer has 6 words, but the model has 23"):
-        export_marian(small(), tmp_path / "marian", tokenizer=words("the", "dog"))
+        export_marian(build_model(), tmp_path / "marian", tokenizer=build_tokenizer("the", "dog"))
     with pytest.raises(InputError, match=r"target_tokenizer has 6 words, but the model has 7"):
-        export_marian(Transformer(SMALL, 6, 7), tmp_path / "marian", tokenizer=words("the", "dog"))
+        export_marian(Transformer(SMALL, 6, 7), tmp_path / "marian", tokenizer=build_tokenizer("the", "dog"))
     other = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="b"))
     with pytest.raises(InputError, match=r"starts with \['a', 'b', None, None\]"):
         export_marian(Transformer(SMALL, 2, 2), tmp_path / "marian", tokenizer=other)
@@ -158,10 +158,10 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------ the folder
 
 
-def test_an_earlier_export_is_replaced_whole(tmp_path: Path) -> None:
-    folder = export_marian(small(), tmp_path / "deep" / "marian")
-    (folder / "left over").write_text("")
-    export_marian(small(width=10), folder)
+def test_an_earlier_export_is_replaced(tmp_path: Path) -> None:
+    folder = export_marian(build_model(), tmp_path / "deep" / "marian")
+    (folder / "old file").write_text("")
+    export_marian(build_model(width=10), folder)
     assert json.loads((folder / "config.json").read_text())["d_model"] == 10
     assert sorted(path.name for path in folder.iterdir()) == [
         "config.json",
@@ -172,40 +172,40 @@ def test_an_earlier_export_is_replaced_whole(tmp_path: Path) -> None:
     assert list(folder.parent.iterdir()) == [folder]
 
 
-def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
+def test_a_foreign_folder_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(InputError, match="is not an earlier export"):
-        export_marian(small(), tmp_path)
+        export_marian(build_model(), tmp_path)
     with pytest.raises(InputError, match="is a file"):
-        export_marian(small(), tmp_path / "thesis.txt")
+        export_marian(build_model(), tmp_path / "thesis.txt")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["years of work"]
     (tmp_path / "empty").mkdir()
-    export_marian(small(), tmp_path / "empty")
+    export_marian(build_model(), tmp_path / "empty")
 
 
-def test_an_export_that_fails_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = export_marian(small(), tmp_path / "marian")
+def test_a_failed_export_keeps_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = export_marian(build_model(), tmp_path / "marian")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
 
-    def full(*_: Any, **__: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(marian, "write_safetensors", full)
+    monkeypatch.setattr(marian, "write_safetensors", fail)
     with pytest.raises(OSError, match="no space"):
-        export_marian(small(width=10), folder)
+        export_marian(build_model(width=10), folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert list(tmp_path.iterdir()) == [folder]
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "message"),
     [
         (Transformer(dataclasses.replace(SMALL, norm="pre"), SOURCE, TARGET), "model.norm='pre'"),
         (ConvolutionalSeq2Seq(ConvolutionalConfig(embedding_width=4, width=4), SOURCE, TARGET), "Convolutional"),
     ],
     ids=["pre-norm", "convolutional"],
 )
-def test_what_marian_does_not_have_is_refused(model: nn.Module, told: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=told):
+def test_unsupported_models_are_rejected(model: nn.Module, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
         export_marian(model, tmp_path / "marian")
     assert list(tmp_path.iterdir()) == []

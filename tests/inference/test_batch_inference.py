@@ -1,4 +1,4 @@
-"""`jumok run` on files: objects in and out, order, going on after a kill, what is told meanwhile."""
+"""`jumok run` on files: JSON objects, order, resuming after a kill, progress, and engines."""
 
 import gzip
 import io
@@ -26,70 +26,70 @@ from jumok.run import Run
 from jumok.tasks import build_task, load_predictor
 from jumok.tasks.translate.predictor import TranslationOptions
 
-TEXTS = [one.english for one in sentences(41, 5)]
+TEXTS = [pair.english for pair in sentences(41, 5)]
 
 
 @pytest.fixture
-def done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
-    """Does a job and gives the lines it wrote; ``objects`` or texts go into a file first."""
+def run_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
+    """Write inputs (objects or lines) to a file, run a job on it, and return the output lines."""
 
-    def do(run: Run, given: list[Any], out: str | None = "out.jsonl", name: str = "in.jsonl", **more: Any) -> list[str]:
+    def run(
+        run: Run, inputs: list[Any], out: str | None = "out.jsonl", name: str = "in.jsonl", **options: Any
+    ) -> list[str]:
         path = tmp_path / name
-        told = (one if isinstance(one, str) else json.dumps(one) for one in given)
-        path.write_text("".join(f"{line}\n" for line in told), encoding="utf-8")
-        job = InferenceJob(run, build_task(run).options_type(n_best=more.pop("n_best", 1)), device="cpu", **more)
+        lines = (item if isinstance(item, str) else json.dumps(item) for item in inputs)
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        job = InferenceJob(run, build_task(run).options_type(n_best=options.pop("n_best", 1)), device="cpu", **options)
         capsys.readouterr()
         batch_inference.run_inference(job, str(path), None if out is None else tmp_path / out)
         text = capsys.readouterr().out if out is None else (tmp_path / out).read_text(encoding="utf-8")
         return text.split("\n")[:-1]
 
-    return do
+    return run
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    folder, chance = tmp_path_factory.mktemp("pairs"), random.Random(3)
-    data = table(folder / "train.tsv", "one\tother\tlabel", [pair(chance) for _ in range(60)])
-    named = {"train": data, "text_column": "one", "pair_column": "other", "held_out_size": 5}
-    return trained_bert(folder / "run", "classify", named, train={"max_epochs": 1})
+    folder, rng = tmp_path_factory.mktemp("pairs"), random.Random(3)
+    data = table(folder / "train.tsv", "one\tother\tlabel", [pair(rng) for _ in range(60)])
+    config = {"train": data, "text_column": "one", "pair_column": "other", "held_out_size": 5}
+    return trained_bert(folder / "run", "classify", config, train={"max_epochs": 1})
 
 
-def test_objects_in_and_out_in_their_order_with_their_ids(bahdanau: Run, done: Callable[..., list[str]]) -> None:
-    given = [{"id": f"n{n}", "text": text, "label": "not read"} for n, text in enumerate(TEXTS)]
-    del given[7]["id"]
-    found = [json.loads(line) for line in done(bahdanau, given)]
-    assert [one.get("id") for one in found] == [one.get("id") for one in given]
-    assert [(one["line"], one["source"]) for one in found] == list(enumerate(TEXTS))
-    plain = done(bahdanau, TEXTS, "out.txt", "in.txt")
-    assert [one["translation"] for one in found] == plain
-    assert done(bahdanau, given, "out.txt") == plain
-    assert [json.loads(line) for line in done(bahdanau, given, None)] == found
-    assert [json.loads(line)["translation"] for line in done(bahdanau, TEXTS, "a.jsonl", "in.txt")] == plain
-    two = [json.loads(line) for line in done(bahdanau, given[:3], n_best=2)]
-    assert [one["id"] for one in two] == ["n0", "n0", "n1", "n1", "n2", "n2"]
+def test_objects_keep_their_order_and_ids(bahdanau: Run, run_job: Callable[..., list[str]]) -> None:
+    inputs = [{"id": f"n{n}", "text": text, "label": "not read"} for n, text in enumerate(TEXTS)]
+    del inputs[7]["id"]
+    outputs = [json.loads(line) for line in run_job(bahdanau, inputs)]
+    assert [output.get("id") for output in outputs] == [output.get("id") for output in inputs]
+    assert [(output["line"], output["source"]) for output in outputs] == list(enumerate(TEXTS))
+    meter = run_job(bahdanau, TEXTS, "out.txt", "in.txt")
+    assert [output["translation"] for output in outputs] == meter
+    assert run_job(bahdanau, inputs, "out.txt") == meter
+    assert [json.loads(line) for line in run_job(bahdanau, inputs, None)] == outputs
+    assert [json.loads(line)["translation"] for line in run_job(bahdanau, TEXTS, "a.jsonl", "in.txt")] == meter
+    two = [json.loads(line) for line in run_job(bahdanau, inputs[:3], n_best=2)]
+    assert [output["id"] for output in two] == ["n0", "n0", "n1", "n1", "n2", "n2"]
 
 
-def test_pairs_and_questions_are_what_the_server_takes(
-    pairs: Run, tmp_path: Path, done: Callable[..., list[str]]
-) -> None:
-    [said] = done(pairs, [{"text": "the film was\nsad", "text_pair": "nice"}])
-    right = load_predictor(pairs, "cpu").classify("the film was sad", "nice")
-    assert json.loads(said)["label"] == right.label
-    assert json.loads(said)["probability"] == pytest.approx(right.classes[0][1])
+def test_objects_have_the_fields_of_requests(pairs: Run, tmp_path: Path, run_job: Callable[..., list[str]]) -> None:
+    [line] = run_job(pairs, [{"text": "the film was\nsad", "text_pair": "nice"}])
+    expected = load_predictor(pairs, "cpu").classify("the film was sad", "nice")
+    assert json.loads(line)["label"] == expected.label
+    assert json.loads(line)["probability"] == pytest.approx(expected.classes[0][1])
     with pytest.raises(InputError, match="line 1 has 1 text; this model reads two"):
-        done(pairs, [{"text": "alone"}])
+        run_job(pairs, [{"text": "alone"}])
 
     data = squad(tmp_path / "squad.json", [[question(random.Random(n))] for n in range(30)])
     run = trained_bert(tmp_path / "run", "answer", {"train": data, "held_out_size": 5}, train={"max_epochs": 1})
     context = "a\tlong  story:\nAnna lives in Seoul"
-    [said] = done(run, [{"id": 5, "question": "where?", "context": context}])
-    right = load_predictor(run, "cpu").answer("where?", context).answer
-    assert (json.loads(said)["id"], json.loads(said)["start"]) == (5, right.start)
-    assert json.loads(said)["answer"] == context[right.start : right.end]
+    [line] = run_job(run, [{"id": 5, "question": "where?", "context": context}])
+    expected = load_predictor(run, "cpu").answer("where?", context).answer
+    assert (json.loads(line)["id"], json.loads(line)["start"]) == (5, expected.start)
+    assert json.loads(line)["answer"] == context[expected.start : expected.end]
 
 
 @pytest.mark.parametrize(
-    ("bad", "told"),
+    ("invalid", "message"),
     [
         ("{", "line 3: this is not JSON"),
         ("", "line 3: this is not JSON"),
@@ -102,56 +102,56 @@ def test_pairs_and_questions_are_what_the_server_takes(
         ({"text": "a", "beam_size": 3}, 'line 3: "beam_size"'),
     ],
 )
-def test_a_bad_object_is_told_by_its_line_or_skipped(
-    bad: Any, told: str, bahdanau: Run, done: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+def test_an_invalid_object_is_reported_with_its_line_or_skipped(
+    invalid: Any, message: str, bahdanau: Run, run_job: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = [{"text": text} for text in TEXTS[:5]]
-    given[2] = bad
-    with pytest.raises(InputError, match=told):
-        done(bahdanau, given)
-    assert [json.loads(line)["line"] for line in done(bahdanau, given, skip_invalid=True)] == [0, 1, 3, 4]
-    assert done(bahdanau, given, "out.txt", skip_invalid=True)[2] == ""
+    inputs = [{"text": text} for text in TEXTS[:5]]
+    inputs[2] = invalid
+    with pytest.raises(InputError, match=message):
+        run_job(bahdanau, inputs)
+    assert [json.loads(line)["line"] for line in run_job(bahdanau, inputs, skip_invalid=True)] == [0, 1, 3, 4]
+    assert run_job(bahdanau, inputs, "out.txt", skip_invalid=True)[2] == ""
 
 
-def test_gzipped_and_large_it_streams(
-    bahdanau: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: Callable[..., list[str]]
+def test_a_compressed_file_is_streamed(
+    bahdanau: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_job: Callable[..., list[str]]
 ) -> None:
-    """Never more than a window is read ahead of what is written."""
+    """At most one chunk is read ahead of the output."""
     monkeypatch.setattr(line_io, "LINES_PER_CHUNK", 8)
-    path, read, ahead = tmp_path / "in.jsonl.gz", [0], []
+    path, num_read, num_read_ahead = tmp_path / "in.jsonl.gz", [0], []
     path.write_bytes(gzip.compress("".join(f'{{"text": "{t}"}}\n' for t in TEXTS).encode()))
-    inside = line_io.decode_lines
+    original = line_io.decode_lines
 
-    def counted(*given: Any, **options: Any) -> Any:
-        for line in inside(*given, **options):
-            read[0] += 1
+    def count_lines(*inputs: Any, **options: Any) -> Any:
+        for line in original(*inputs, **options):
+            num_read[0] += 1
             yield line
 
-    class Counted(resumable_output.ResumableOutput):
+    class CountingOutput(resumable_output.ResumableOutput):
         count = 0
 
         def write(self, line: str) -> None:
             self.count += 1
-            ahead.append(read[0] - self.count)
+            num_read_ahead.append(num_read[0] - self.count)
             super().write(line)
 
-    monkeypatch.setattr(line_io, "decode_lines", counted)
-    monkeypatch.setattr(resumable_output, "ResumableOutput", Counted)
+    monkeypatch.setattr(line_io, "decode_lines", count_lines)
+    monkeypatch.setattr(resumable_output, "ResumableOutput", CountingOutput)
     batch_inference.run_inference(
         InferenceJob(bahdanau, TranslationOptions(beam_size=1), device="cpu"), str(path), tmp_path / "out.jsonl"
     )
-    assert (len(ahead), max(ahead)) == (41, 7)
+    assert (len(num_read_ahead), max(num_read_ahead)) == (41, 7)
 
 
-def test_what_is_told_while_it_works(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with progress.ProgressMeter() as plain:
-        plain.update(1000, 0.1)
+    with progress.ProgressMeter() as meter:
+        meter.update(1000, 0.1)
         for second in range(1, 71):
             now[0] = float(second)
-            plain.update(1000 + 100 * second, 0.1 + 0.01 * second)
-        plain.finish(8000)
+            meter.update(1000 + 100 * second, 0.1 + 0.01 * second)
+        meter.finish(8000)
     assert capsys.readouterr().err.splitlines() == [
         "resuming after 1,000 lines",
         "2,000 lines · 100 a second · 20% · 1:20 left",
@@ -159,9 +159,9 @@ def test_what_is_told_while_it_works(monkeypatch: pytest.MonkeyPatch, capsys: py
         "8,000 lines · 100 a second · 80% · 0:20 left",
         "8,000 lines, 7,000 of them in 1:10",
     ]
-    with progress.ProgressMeter() as short:
-        short.update(0, None)
-        short.finish(10)
+    with progress.ProgressMeter() as meter:
+        meter.update(0, None)
+        meter.finish(10)
     assert capsys.readouterr().err == ""
 
     class Terminal(io.StringIO):
@@ -171,17 +171,17 @@ def test_what_is_told_while_it_works(monkeypatch: pytest.MonkeyPatch, capsys: py
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
-    with progress.ProgressMeter() as bar:
-        bar.update(0, 0.0)
+    with progress.ProgressMeter() as meter:
+        meter.update(0, 0.0)
         now[0] += 2
-        bar.update(3, 0.25)
-        bar.print_line("line 3: cut off at the length limit")
-        bar.finish(12)
+        meter.update(3, 0.25)
+        meter.print_line("line 3: cut off at the length limit")
+        meter.finish(12)
     assert "3 lines · 1.5 a second · 25% · 0:06 left" in screen.getvalue()
     assert "line 3: cut off" in screen.getvalue()
 
 
-def test_a_command_that_is_killed_goes_on_to_the_same_lines(bahdanau: Run, tmp_path: Path) -> None:
+def test_a_killed_command_resumes_with_identical_output(bahdanau: Run, tmp_path: Path) -> None:
     texts = [TEXTS[n % 41] for n in range(5000)]
     (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
     command = [sys.executable, "-m", "jumok", "run", str(bahdanau.folder), "in.txt", "--beam-size", "1"]
@@ -195,39 +195,41 @@ def test_a_command_that_is_killed_goes_on_to_the_same_lines(bahdanau: Run, tmp_p
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     assert not (tmp_path / "out.txt").exists()
-    noted = json.loads(state.read_text())["num_inputs"]
+    num_resumed = json.loads(state.read_text())["num_inputs"]
     job = InferenceJob(bahdanau, TranslationOptions(beam_size=1), device="cpu")
     other = InferenceJob(bahdanau, TranslationOptions(beam_size=2), device="cpu")
     with pytest.raises(InputError, match=r"--beam-size: 1 before, 2 now.*--overwrite"):
         batch_inference.run_inference(other, str(tmp_path / "in.txt"), tmp_path / "out.txt")
-    asked: list[int] = []
-    inside = batch_inference.InferenceWorker.predict_lines
+    first_numbers: list[int] = []
+    original = batch_inference.InferenceWorker.predict_lines
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            batch_inference.InferenceWorker, "predict_lines", lambda *given: (asked.append(given[2]), inside(*given))[1]
+            batch_inference.InferenceWorker,
+            "predict_lines",
+            lambda *args: (first_numbers.append(args[2]), original(*args))[1],
         )
         batch_inference.run_inference(job, str(tmp_path / "in.txt"), tmp_path / "out.txt")
-    assert noted % 1024 == 0
-    assert asked == list(range(noted, 5000, 1024))
+    assert num_resumed % 1024 == 0
+    assert first_numbers == list(range(num_resumed, 5000, 1024))
     batch_inference.run_inference(job, str(tmp_path / "in.txt"), tmp_path / "whole.txt")
     assert (tmp_path / "out.txt").read_bytes() == (tmp_path / "whole.txt").read_bytes()
     assert (tmp_path / "out.txt").read_bytes().count(b"\n") == 5000
 
 
-def test_an_engine_that_is_not_there_is_told(bahdanau: Run, done: Callable[..., list[str]]) -> None:
+def test_an_unknown_engine_is_rejected(bahdanau: Run, run_job: Callable[..., list[str]]) -> None:
     with pytest.raises(InputError, match="--engine jax: it is one of torch, ctranslate2, onnx, ray"):
-        done(bahdanau, [], engine="jax")
+        run_job(bahdanau, [], engine="jax")
 
 
-def test_another_engine_says_the_same_and_is_another_job(
-    transformer: Run, tmp_path: Path, done: Callable[..., list[str]]
+def test_ctranslate2_output_has_its_own_settings(
+    transformer: Run, tmp_path: Path, run_job: Callable[..., list[str]]
 ) -> None:
     pytest.importorskip("ctranslate2")
-    given = [{"id": n, "text": text} for n, text in enumerate(TEXTS[:5])]
-    found = [json.loads(line) for line in done(transformer, given, engine="ctranslate2")]
-    assert [(one["id"], one["source"]) for one in found] == list(enumerate(TEXTS[:5]))
+    inputs = [{"id": n, "text": text} for n, text in enumerate(TEXTS[:5])]
+    outputs = [json.loads(line) for line in run_job(transformer, inputs, engine="ctranslate2")]
+    assert [(output["id"], output["source"]) for output in outputs] == list(enumerate(TEXTS[:5]))
     with pytest.raises(InputError, match="line 4: this is not JSON"):
-        done(transformer, [*given[:3], "{", "{"], "b.txt", "in.jsonl", engine="ctranslate2")
+        run_job(transformer, [*inputs[:3], "{", "{"], "b.txt", "in.jsonl", engine="ctranslate2")
     search = TranslationOptions()
     jobs = [
         InferenceJob(transformer, search, engine=name).resume_settings() for name in ("torch", "ray", "ctranslate2")
@@ -235,18 +237,16 @@ def test_another_engine_says_the_same_and_is_another_job(
     assert jobs[0] == jobs[1] != jobs[2]
 
 
-def test_ray_takes_files_that_machines_can_read_in_parts(bahdanau: Run, tmp_path: Path) -> None:
+def test_ray_needs_uncompressed_files(bahdanau: Run, tmp_path: Path) -> None:
     job = InferenceJob(bahdanau, TranslationOptions(), engine="ray", device="cpu")
-    for given in ("a text", None, str(tmp_path / "in.txt.gz")):
+    for inputs in ("a text", None, str(tmp_path / "in.txt.gz")):
         (tmp_path / "in.txt.gz").write_bytes(gzip.compress(b"a\n"))
         with pytest.raises(InputError, match="--engine ray needs an uncompressed file"):
-            batch_inference.run_inference(job, given, tmp_path / "out.txt")
+            batch_inference.run_inference(job, inputs, tmp_path / "out.txt")
     assert not list(tmp_path.glob("out*"))
 
 
-def test_without_ray_the_command_that_installs_it_is_told(
-    bahdanau: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named(bahdanau: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     (tmp_path / "in.txt").write_text("a\n")
     with pytest.raises(MissingExtra, match=r'pip install "jumok\[ray\]"'):
@@ -257,28 +257,28 @@ def test_without_ray_the_command_that_installs_it_is_told(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
-    r"ignore:`use_\w+` is deprecated:DeprecationWarning",  # Ray's own, of its own settings
-    "ignore::ResourceWarning",  # its log files, which it leaves to the end of the process
+    r"ignore:`use_\w+` is deprecated:DeprecationWarning",  # of Ray
+    "ignore::ResourceWarning",  # Ray does not close its log files
 )
-def test_on_ray_the_same_lines_in_the_same_order(
-    bahdanau: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: Callable[..., list[str]]
+def test_ray_writes_the_same_lines_in_the_same_order(
+    bahdanau: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_job: Callable[..., list[str]]
 ) -> None:
     ray = pytest.importorskip("ray")
     monkeypatch.setattr(line_io, "LINES_PER_CHUNK", 32)
-    given: list[Any] = [{"id": n, "text": TEXTS[n % 41]} for n in range(3 * 32 + 5)]
-    given[70] = "{"
+    inputs: list[Any] = [{"id": n, "text": TEXTS[n % 41]} for n in range(3 * 32 + 5)]
+    inputs[70] = "{"
     ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     try:
-        found = done(bahdanau, given, "ray.jsonl", engine="ray", skip_invalid=True)
+        outputs = run_job(bahdanau, inputs, "ray.jsonl", engine="ray", skip_invalid=True)
         with pytest.raises(InputError, match="line 71: this is not JSON"):
-            done(bahdanau, given, "goes_on.jsonl", engine="ray")
+            run_job(bahdanau, inputs, "goes_on.jsonl", engine="ray")
         assert json.loads((tmp_path / "goes_on.jsonl.part.json").read_text())["num_inputs"] == 64
-        given[70] = {"text": "mended"}
-        mended = done(bahdanau, given, "goes_on.jsonl", engine="ray")
+        inputs[70] = {"text": "mended"}
+        repaired = run_job(bahdanau, inputs, "goes_on.jsonl", engine="ray")
     finally:
         ray.shutdown()
-    assert [json.loads(line)["id"] for line in found] == [n for n in range(3 * 32 + 5) if n != 70]
-    assert mended == done(bahdanau, given, "torch.jsonl")
-    del mended[70]
-    words = [[json.loads(line)["translation"] for line in some] for some in (found, mended)]
-    assert words[0] == words[1]  # the last digits may differ: a window with a bad line is divided
+    assert [json.loads(line)["id"] for line in outputs] == [n for n in range(3 * 32 + 5) if n != 70]
+    assert repaired == run_job(bahdanau, inputs, "torch.jsonl")
+    del repaired[70]
+    translations = [[json.loads(line)["translation"] for line in lines] for lines in (outputs, repaired)]
+    assert translations[0] == translations[1]  # scores may differ slightly: a chunk with an invalid line is divided
