@@ -482,3 +482,22 @@ def test_scripts_run_as_separate_modules(new_page: OpenPage) -> None:
     viewer.hover_cell(2, 0)
     viewer.click_cell(2, 0)
     viewer.page.wait_for_selector(".jm-rank li")
+
+
+def test_column_words_are_not_clipped(open_served: OpenPage) -> None:
+    # The height limits the cells here, so that upright words do not fit into the columns.
+    viewer = open_served(build_layered_data(1, 1, 16), viewport={"width": 1000, "height": 420})
+    viewer.wait_until_idle()
+    margin, is_upright, cell_width, word_width = viewer.evaluate("[map.top, map.isUpright, map.view.sx, map.wordWidth]")
+    assert is_upright == (cell_width >= word_width + 10)
+    assert not is_upright
+    assert margin > word_width * np.sin(np.radians(52)) + 20
+
+
+def test_smooth_zoom_reaches_its_factor(open_served: OpenPage) -> None:
+    viewer = open_served(build_huge_data())
+    factor = viewer.evaluate(
+        """(async () => { const before = map.view.sx; map.zoomSmoothly(2);
+            await new Promise((done) => setTimeout(done, 500)); return map.view.sx / before; })()"""
+    )
+    assert factor == pytest.approx(2, rel=1e-6)

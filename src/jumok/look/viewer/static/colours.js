@@ -164,3 +164,8 @@ export function formatWeight(weight, digits = 3) {
 export function formatCount(number) {
   return number.toLocaleString("en-US");
 }
+
+/** Format a count of things: 1 word, 2 words. */
+export function pluralize(number, name) {
+  return `${formatCount(number)} ${number === 1 ? name : `${name}s`}`;
+}

@@ -1,6 +1,6 @@
 // Descriptions of the words and sentences of a document: in the tooltip, in the panel, above the text.
 
-import { formatCount, formatWeight } from "./colours.js";
+import { formatCount, formatWeight, pluralize } from "./colours.js";
 import { createElement, createWord } from "./dom.js";
 import { truncateText } from "./token_text.js";
 
@@ -25,7 +25,7 @@ export function describeSentence(text, s, hop) {
     createElement("div", { class: "jm-pair", text: `Sentence ${formatCount(s + 1)}` }),
     createElement("div", { class: "jm-weight", text: formatWeight(weight, 4) }),
     createNote(`rank ${formatCount(rank)} of ${formatCount(text.numSentences)} sentences`),
-    createNote(`${formatCount(words)} ${words === 1 ? "word" : "words"}`),
+    createNote(pluralize(words, "word")),
   ];
 }
 

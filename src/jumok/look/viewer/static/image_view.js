@@ -2,7 +2,7 @@
 // patch to see its words.
 
 import { Caption } from "./caption.js";
-import { formatCount, formatWeight } from "./colours.js";
+import { formatCount, formatWeight, pluralize } from "./colours.js";
 import { createField, createRanking, createSlider, createToggles } from "./controls.js";
 import { createElement, createWord, sizeCanvas } from "./dom.js";
 import { CaptionWeights, ImageGrid, findPeak } from "./image_weights.js";
@@ -231,7 +231,7 @@ export class ImageView {
 
   nameOf(n) {
     if (n === null && this.grid.isSelf) return "Mean of all patches";
-    if (n === null) return `Mean of ${formatCount(this.content.shape[0])} words`;
+    if (n === null) return `Mean of ${pluralize(this.content.shape[0], "word")}`;
     return this.names[n] ?? `Patch at ${this.grid.describePatch(n - this.data.num_prefix_keys)}`;
   }
 

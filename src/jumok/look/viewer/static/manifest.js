@@ -1,6 +1,6 @@
 // What a manifest offers to show.
 
-import { formatCount } from "./colours.js";
+import { formatCount, pluralize } from "./colours.js";
 
 const VIEW_NAMES = ["document", "image", "speech", "map", "arcs", "text", "heads"];
 
@@ -50,10 +50,6 @@ export function describeDocument({ words, sentence_offsets, num_hops }, hop) {
     ...(sentence_offsets.length > 2 ? [pluralize(sentence_offsets.length - 1, "sentence")] : []),
     ...(num_hops > 1 ? [hop === null ? `mean of ${num_hops} hops` : `hop ${hop} of ${num_hops}`] : []),
   ];
-}
-
-function pluralize(number, name) {
-  return `${formatCount(number)} ${number === 1 ? name : `${name}s`}`;
 }
 
 /** Replace one item of the manifest by the item of another manifest. */

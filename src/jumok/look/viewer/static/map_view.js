@@ -77,19 +77,30 @@ export class MapView {
     const rowWidth = rows ? Math.min(measureWidest(rows), Math.max(56, 0.24 * width), 190) : 0;
     this.left = Math.max(rowWidth, measureNumber(shape[0])) + 14;
     this.wordWidth = cols ? Math.min(measureWidest(cols), Math.max(56, 0.24 * height), 150) : 0;
-    this.isUpright = this.wordWidth + 10 <= Math.min(MAX_FIT_SIZE, (width - this.left - 24) / shape[1]);
-    this.top = cols && !this.isUpright ? this.wordWidth * Math.sin(LABEL_ANGLE) + 22 : 30;
-    this.right = cols && !this.isUpright ? Math.min(this.wordWidth * Math.cos(LABEL_ANGLE) + 4, 0.18 * width, 96) : 12;
     this.bottom = 12;
-    const wide = width - this.left - this.right,
-      tall = height - this.top - this.bottom;
-    const fits = [Math.min(wide / shape[1], MAX_FIT_SIZE), Math.min(tall / shape[0], MAX_FIT_SIZE)];
-    const least = Math.min(...fits),
-      long = Math.max(shape[0] / shape[1], shape[1] / shape[0]);
+    this.setMargins(30, 12);
+    // Upright words if they fit into the columns of the whole map, otherwise rotated ones, which need more space.
+    this.isUpright = this.wordWidth + 10 <= this.fitScale().sx;
+    if (cols && !this.isUpright) {
+      const overhang = Math.min(this.wordWidth * Math.cos(LABEL_ANGLE) + 4, 0.18 * width, 96);
+      this.setMargins(this.wordWidth * Math.sin(LABEL_ANGLE) + 22, overhang);
+    }
+    this.minScale = this.fitScale();
+    this.maxZoom = Math.max(MAX_ZOOM_SIZE / Math.max(this.minScale.sx, this.minScale.sy), 1);
+  }
+
+  setMargins(top, right) {
+    Object.assign(this, { top, right });
+  }
+
+  // The scale at which the whole map is visible.
+  fitScale() {
+    const [rows, cols] = this.content.shape,
+      sx = Math.min((this.size.width - this.left - this.right) / cols, MAX_FIT_SIZE),
+      sy = Math.min((this.size.height - this.top - this.bottom) / rows, MAX_FIT_SIZE),
+      least = Math.min(sx, sy);
     // Square cells, unless the map is so long that its other side would be too thin.
-    const [sx, sy] = long <= 3 ? [least, least] : fits;
-    this.minScale = { sx, sy };
-    this.maxZoom = Math.max(MAX_ZOOM_SIZE / Math.max(sx, sy), 1);
+    return Math.max(rows / cols, cols / rows) <= 3 ? { sx: least, sy: least } : { sx, sy };
   }
 
   // The part of the canvas with cells: no larger than the map at this zoom.
@@ -146,7 +157,7 @@ export class MapView {
     let last = 0;
     const start = performance.now();
     const step = (now) => {
-      const part = Math.min(1, (now - start) / 170),
+      const part = clamp((now - start) / 170, 0, 1), // a frame may have begun before `start`
         eased = 1 - (1 - part) ** 3;
       this.zoom(factor ** (eased - last), at);
       last = eased;
