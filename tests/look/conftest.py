@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # for the modules that several tests share
+
 # The huge map is that of the benchmark. Nothing else of that folder becomes importable.
 _SPEC = importlib.util.spec_from_file_location("huge_map", Path(__file__).parents[2] / "bench" / "huge_map.py")
 assert _SPEC is not None and _SPEC.loader is not None  # noqa: PT018

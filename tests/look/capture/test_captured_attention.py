@@ -1,4 +1,4 @@
-"""What is kept gives the scores and weights of the formula, whatever part is asked for, in whatever order."""
+"""The scores and weights of a captured attention are those of the formula, for every part and order."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ B, H, G, Q, K, D = 2, 6, 3, 5, 7, 11
 ALL = slice(None)
 
 
-def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+def random_inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     return torch.randn(B, H, Q, D, dtype=dtype), torch.randn(B, G, K, D, dtype=dtype)
 
 
-def plain(query: Tensor, key: Tensor, scale: float = 1.0) -> Tensor:
+def reference_scores(query: Tensor, key: Tensor, scale: float = 1.0) -> Tensor:
     return scale * query.double() @ key.double().repeat_interleave(H // G, 1).mT
 
 
@@ -25,7 +25,7 @@ def softmax(scores: Tensor) -> Tensor:
     return scores.softmax(-1).nan_to_num(0)
 
 
-def places() -> tuple[Tensor, Tensor]:
+def positions() -> tuple[Tensor, Tensor]:
     return torch.arange(Q)[:, None], torch.arange(K)
 
 
@@ -39,10 +39,10 @@ def test_three_keys_by_hand() -> None:
     torch.testing.assert_close(capped, torch.tensor([[[0.0, 0.9640, 0.9640]]]), rtol=0, atol=1e-4)
 
 
-def test_every_kind_of_mask_and_grouped_heads() -> None:
-    query, key = inputs()
-    i, j = places()
-    s = plain(query, key, 0.3)
+def test_masks_and_grouped_heads() -> None:
+    query, key = random_inputs()
+    i, j = positions()
+    s = reference_scores(query, key, 0.3)
     capped = 2 * torch.tanh(s / 2)
     allowed = torch.rand(B, 1, Q, K) < 0.6
     allowed[0, 0, 2] = False
@@ -64,13 +64,13 @@ def test_every_kind_of_mask_and_grouped_heads() -> None:
         ({"mask": bias, "softcap": 2.0}, capped + bias),
         ({"score_mod": lambda s, b, h, q, k: torch.where(k <= q, s + b - h, -torch.inf)}, changed),
     ]
-    for more, expected in cases:
-        kept = CapturedAttention(query, key, scale=0.3, **more)
+    for options, expected in cases:
+        attention = CapturedAttention(query, key, scale=0.3, **options)
         for b in range(B):
-            torch.testing.assert_close(kept.compute_scores(b, ALL, ALL, ALL), expected[b])
-            torch.testing.assert_close(kept.compute_weights(b, ALL, ALL, ALL), softmax(expected[b]))
+            torch.testing.assert_close(attention.compute_scores(b, ALL, ALL, ALL), expected[b])
+            torch.testing.assert_close(attention.compute_weights(b, ALL, ALL, ALL), softmax(expected[b]))
             torch.testing.assert_close(
-                kept.compute_scores(b, slice(1, 5), slice(1, 4), slice(2, 6)), expected[b, 1:5, 1:4, 2:6]
+                attention.compute_scores(b, slice(1, 5), slice(1, 4), slice(2, 6)), expected[b, 1:5, 1:4, 2:6]
             )
 
 
@@ -86,71 +86,75 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize("more", [{}, {"diagonal": 1, "window": 4}], ids=["all", "windowed"])
-def test_parts_in_any_order_are_parts_of_the_whole(more: dict[str, int]) -> None:
-    query, key = inputs()
-    whole = torch.stack([CapturedAttention(query, key, **more).compute_weights(b, ALL, ALL, ALL) for b in range(B)])
+@pytest.mark.parametrize("options", [{}, {"diagonal": 1, "window": 4}], ids=["all", "windowed"])
+def test_parts_in_any_order(options: dict[str, int]) -> None:
+    query, key = random_inputs()
+    whole = torch.stack([CapturedAttention(query, key, **options).compute_weights(b, ALL, ALL, ALL) for b in range(B)])
     for order in (PARTS, PARTS[::-1]):
-        kept = CapturedAttention(query, key, **more)
-        for _ in range(2):  # the second time from what is remembered
+        attention = CapturedAttention(query, key, **options)
+        for _ in range(2):  # the second time from cached row sums
             for heads, rows, cols in order:
                 expected = whole[1][heads][:, rows][..., cols]
-                torch.testing.assert_close(kept.compute_weights(1, heads, rows, cols), expected)
+                torch.testing.assert_close(attention.compute_weights(1, heads, rows, cols), expected)
 
 
-def test_what_is_known_of_a_row_is_not_computed_again() -> None:
-    query, key = inputs()
+def test_row_sums_are_cached() -> None:
+    query, key = random_inputs()
     calls = []
 
     def score(q: Tensor, k: Tensor) -> Tensor:
         calls.append(q.shape[2])
         return q @ k.repeat_interleave(H // G, 1).mT
 
-    kept = CapturedAttention(query, key, score_function=score)
-    first = kept.compute_weights(0, slice(0, 2), slice(1, 4), slice(2, 3))
-    assert kept.get_lse(0, slice(0, 2), slice(1, 4)) is not None
-    assert kept.get_lse(0, slice(0, 3), slice(1, 4)) is None
-    assert kept.get_lse(1, slice(0, 2), slice(1, 4)) is None
-    torch.testing.assert_close(kept.compute_weights(0, slice(0, 2), slice(1, 4), slice(2, 3)), first)
-    expected = plain(query, key)[0, :2, 1:4].logsumexp(-1)
-    torch.testing.assert_close(kept.get_lse(0, slice(0, 2), slice(1, 4)), expected)
+    attention = CapturedAttention(query, key, score_function=score)
+    first = attention.compute_weights(0, slice(0, 2), slice(1, 4), slice(2, 3))
+    assert attention.get_lse(0, slice(0, 2), slice(1, 4)) is not None
+    assert attention.get_lse(0, slice(0, 3), slice(1, 4)) is None
+    assert attention.get_lse(1, slice(0, 2), slice(1, 4)) is None
+    torch.testing.assert_close(attention.compute_weights(0, slice(0, 2), slice(1, 4), slice(2, 3)), first)
+    expected = reference_scores(query, key)[0, :2, 1:4].logsumexp(-1)
+    torch.testing.assert_close(attention.get_lse(0, slice(0, 2), slice(1, 4)), expected)
     assert calls == [3, 3]
 
 
-def test_the_sums_of_a_kernel_are_taken() -> None:
-    query, key = inputs()
-    i, j = places()
-    s = plain(query, key).masked_fill(j > i - 1, -torch.inf)  # the first row has no key
+def test_row_sums_of_the_kernel_are_used() -> None:
+    query, key = random_inputs()
+    i, j = positions()
+    s = reference_scores(query, key).masked_fill(j > i - 1, -torch.inf)  # the first row has no key
     for empty in (-torch.inf, torch.inf):
         lse = s.logsumexp(-1).where(torch.arange(Q) > 0, empty)
-        kept = CapturedAttention(query, key, diagonal=-1, lse=lse)
-        torch.testing.assert_close(kept.compute_weights(1, ALL, ALL, slice(2, 5)), softmax(s)[1, :, :, 2:5])
-    kept = CapturedAttention(query, key, lse=plain(query, key).logsumexp(-1) + 1)  # it is taken, even if it were wrong
-    torch.testing.assert_close(kept.compute_weights(0, ALL, ALL, ALL), plain(query, key)[0].softmax(-1) / torch.e)
-    kept = CapturedAttention(query, key)
-    kept.store_lse(0, ALL, ALL, plain(query, key)[0].logsumexp(-1) + 1)
-    torch.testing.assert_close(kept.compute_weights(0, ALL, ALL, ALL), plain(query, key)[0].softmax(-1) / torch.e)
+        attention = CapturedAttention(query, key, diagonal=-1, lse=lse)
+        torch.testing.assert_close(attention.compute_weights(1, ALL, ALL, slice(2, 5)), softmax(s)[1, :, :, 2:5])
+    wrong_lse = reference_scores(query, key).logsumexp(-1) + 1
+    expected = reference_scores(query, key)[0].softmax(-1) / torch.e
+    attention = CapturedAttention(query, key, lse=wrong_lse)
+    torch.testing.assert_close(attention.compute_weights(0, ALL, ALL, ALL), expected)
+    attention = CapturedAttention(query, key)
+    attention.store_lse(0, ALL, ALL, wrong_lse[0])
+    torch.testing.assert_close(attention.compute_weights(0, ALL, ALL, ALL), expected)
 
 
-def test_a_score_that_is_no_dot_product_sees_the_whole_batch_and_all_keys() -> None:
+def test_score_function_gets_the_whole_batch_and_all_keys() -> None:
     import jumok
 
     additive = jumok.scores.Additive(D, D, 3).double()
     query, key = torch.randn(B, 1, Q, D).double(), torch.randn(B, 1, K, D).double()
-    kept = CapturedAttention(query, key, score_function=additive)
+    attention = CapturedAttention(query, key, score_function=additive)
     expected = jumok.weights(query, key, score=additive).detach()
-    torch.testing.assert_close(kept.compute_weights(1, ALL, slice(1, 4), slice(2, 5)), expected[1, :, 1:4, 2:5])
-    memory = torch.randn(B, H, 1, K).double()  # something for each entry, head and key
-    heavy, keys = inputs()
-    kept = CapturedAttention(heavy, keys, score_function=lambda q, k: q @ k.repeat_interleave(H // G, 1).mT + memory)
-    expected = (plain(heavy, keys) + memory).softmax(-1)
+    torch.testing.assert_close(attention.compute_weights(1, ALL, slice(1, 4), slice(2, 5)), expected[1, :, 1:4, 2:5])
+    offset = torch.randn(B, H, 1, K).double()  # differs between batch indices, heads and keys
+    queries, keys = random_inputs()
+    attention = CapturedAttention(
+        queries, keys, score_function=lambda q, k: q @ k.repeat_interleave(H // G, 1).mT + offset
+    )
+    expected = (reference_scores(queries, keys) + offset).softmax(-1)
     torch.testing.assert_close(
-        kept.compute_weights(1, slice(4, 5), slice(1, 4), slice(2, 5)), expected[1, 4:5, 1:4, 2:5]
+        attention.compute_weights(1, slice(4, 5), slice(1, 4), slice(2, 5)), expected[1, 4:5, 1:4, 2:5]
     )
 
 
-def test_nothing_that_the_caller_owns_is_written_to() -> None:
-    query, key = inputs()
+def test_tensors_of_the_caller_are_not_modified() -> None:
+    query, key = random_inputs()
     owned = torch.randn(B, H, Q, K, dtype=torch.float64)
     before = owned.clone()
     CapturedAttention(query, key, score_function=lambda q, k: owned).compute_weights(0, ALL, ALL, ALL)
@@ -160,52 +164,52 @@ def test_nothing_that_the_caller_owns_is_written_to() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_low_precision_is_worked_on_in_float32(dtype: torch.dtype) -> None:
-    query, key = (x.to(dtype) for x in inputs())
+def test_low_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
+    query, key = (x.to(dtype) for x in random_inputs())
     for context in (torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode()):
-        with context:  # neither may change anything
+        with context:  # neither may change the result
             weights = CapturedAttention(query, key, scale=0.3).compute_weights(0, ALL, ALL, ALL)
         assert weights.dtype == torch.float32
-        exact = plain(query, key, 0.3)[0].softmax(-1)
+        exact = reference_scores(query, key, 0.3)[0].softmax(-1)
         torch.testing.assert_close(weights.double(), exact, rtol=1e-5, atol=1e-7)
 
 
-def test_no_graph_is_kept() -> None:
-    query, key = inputs()
+def test_weights_need_no_gradient() -> None:
+    query, key = random_inputs()
     assert not CapturedAttention(query.requires_grad_(), key).compute_weights(0, ALL, ALL, ALL).requires_grad
 
 
-def test_large_negative_numbers_are_masks_as_much_as_infinity() -> None:
-    query, key = inputs(torch.float32)
+def test_lowest_number_masks_like_infinity() -> None:
+    query, key = random_inputs(torch.float32)
     mask = torch.zeros(B, 1, Q, K)
     mask[..., 3:] = torch.finfo(torch.float32).min
     weights = CapturedAttention(query, key, mask=mask).compute_weights(0, ALL, ALL, ALL)
-    torch.testing.assert_close(weights[..., :3], plain(query, key)[0, ..., :3].softmax(-1).float())
+    torch.testing.assert_close(weights[..., :3], reference_scores(query, key)[0, ..., :3].softmax(-1).float())
     assert not weights[..., 3:].any()
     assert (
         not CapturedAttention(query, key, mask=torch.full_like(mask, torch.finfo(torch.float32).min))
         .compute_weights(0, ALL, ALL, ALL)
         .any()
     )
-    # A row that is masked by a number that is merely large has a softmax nevertheless: rows sum to one.
-    kept = CapturedAttention(query, key, mask=torch.full_like(mask, -1e9))
+    # A number that is only large does not mask: rows sum to one.
+    attention = CapturedAttention(query, key, mask=torch.full_like(mask, -1e9))
     for _ in range(2):
-        torch.testing.assert_close(kept.compute_weights(0, ALL, ALL, ALL).sum(-1), torch.ones(H, Q))
+        torch.testing.assert_close(attention.compute_weights(0, ALL, ALL, ALL).sum(-1), torch.ones(H, Q))
 
 
-def test_what_is_masked_may_hold_anything() -> None:
-    query, key = inputs()
-    alive = torch.arange(K) < 4
-    numbers = torch.zeros(K).masked_fill(~alive, torch.finfo(torch.float32).min)
-    clean = CapturedAttention(query, key, mask=alive).compute_weights(0, ALL, ALL, ALL)
+def test_masked_keys_may_be_nan() -> None:
+    query, key = random_inputs()
+    visible = torch.arange(K) < 4
+    numbers = torch.zeros(K).masked_fill(~visible, torch.finfo(torch.float32).min)
+    clean = CapturedAttention(query, key, mask=visible).compute_weights(0, ALL, ALL, ALL)
     key = key.clone()
     key[:, :, 4:] = torch.nan
-    for mask in (alive, numbers, numbers.masked_fill(~alive, -torch.inf)):
+    for mask in (visible, numbers, numbers.masked_fill(~visible, -torch.inf)):
         torch.testing.assert_close(CapturedAttention(query, key, mask=mask).compute_weights(0, ALL, ALL, ALL), clean)
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("options", "message"),
     [
         ({"query": torch.ones(2, 3, 5)}, "unsqueeze"),
         ({"query": torch.ones(2, 5, 3, 11)}, "multiple"),
@@ -219,24 +223,24 @@ def test_what_is_masked_may_hold_anything() -> None:
         ({"lse": torch.ones(2, 6, 5, 1)}, r"\(2, 6, 5\) is expected"),
     ],
 )
-def test_what_does_not_fit_is_told_at_once(more: dict[str, object], says: str) -> None:
-    query, key = inputs(torch.float32)
-    with pytest.raises(InputError, match=says):
-        CapturedAttention(**{"query": query, "key": key} | more)
+def test_invalid_arguments(options: dict[str, object], message: str) -> None:
+    query, key = random_inputs(torch.float32)
+    with pytest.raises(InputError, match=message):
+        CapturedAttention(**{"query": query, "key": key} | options)
 
 
-def test_a_slice_with_a_step_is_refused() -> None:
+def test_slice_with_a_step_is_an_error() -> None:
     with pytest.raises(InputError, match="step"):
-        CapturedAttention(*inputs()).compute_scores(0, ALL, slice(0, 5, 2), ALL)
+        CapturedAttention(*random_inputs()).compute_scores(0, ALL, slice(0, 5, 2), ALL)
 
 
-def test_what_was_begun_under_inference_may_go_on_outside_of_it() -> None:
-    query, key = inputs()
-    kept = CapturedAttention(query, key)
+def test_row_sums_cached_in_inference_mode() -> None:
+    query, key = random_inputs()
+    attention = CapturedAttention(query, key)
     with torch.inference_mode():
-        kept.compute_weights(0, ALL, slice(0, 2), ALL)
-    found = kept.compute_weights(0, ALL, ALL, ALL)
-    torch.testing.assert_close(found, softmax(plain(query, key))[0])
+        attention.compute_weights(0, ALL, slice(0, 2), ALL)
+    weights = attention.compute_weights(0, ALL, ALL, ALL)
+    torch.testing.assert_close(weights, softmax(reference_scores(query, key))[0])
 
 
 @pytest.mark.parametrize(
@@ -250,17 +254,17 @@ def test_what_was_begun_under_inference_may_go_on_outside_of_it() -> None:
         ((1, 1), (2, 3)),
     ],
 )
-def test_a_batch_of_one_and_a_single_head_are_expanded(query: tuple[int, int], key: tuple[int, int]) -> None:
+def test_batch_of_one_and_single_head_are_expanded(query: tuple[int, int], key: tuple[int, int]) -> None:
     queries, keys = torch.randn(*query, Q, D), torch.randn(*key, K, D)
     batch, heads = max(query[0], key[0]), max(query[1], key[1])
-    kept = CapturedAttention(queries, keys, scale=0.3)
-    assert kept.shape == (batch, heads, Q, K)
-    every = keys.repeat_interleave(heads // key[1], 1).expand(batch, -1, -1, -1)
-    expected = (0.3 * queries.expand(batch, heads, -1, -1) @ every.mT).softmax(-1)
-    for one in range(batch):
-        torch.testing.assert_close(kept.compute_weights(one, ALL, ALL, ALL), expected[one])
+    attention = CapturedAttention(queries, keys, scale=0.3)
+    assert attention.shape == (batch, heads, Q, K)
+    expanded_keys = keys.repeat_interleave(heads // key[1], 1).expand(batch, -1, -1, -1)
+    expected = (0.3 * queries.expand(batch, heads, -1, -1) @ expanded_keys.mT).softmax(-1)
+    for row in range(batch):
+        torch.testing.assert_close(attention.compute_weights(row, ALL, ALL, ALL), expected[row])
 
 
-def test_batches_that_do_not_broadcast_are_refused() -> None:
+def test_batches_that_do_not_broadcast_are_an_error() -> None:
     with pytest.raises(InputError, match="one of them a batch of 1"):
         CapturedAttention(torch.randn(2, 1, Q, D), torch.randn(3, 1, K, D))

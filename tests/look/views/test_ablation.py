@@ -1,9 +1,7 @@
-"""knock_out: a model without some heads, or without what one token sees of another."""
+"""knock_out: a model without some heads or edges."""
 
 import contextlib
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,21 +14,19 @@ from jumok.look.capture import patching
 from jumok.look.capture.watch import watch
 from jumok.look.views.ablation import knock_out
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left_behind() -> Iterator[None]:
+def _everything_is_restored() -> Iterator[None]:
     yield
     assert patching._PATCHED_SLOTS == {}
 
 
 class Attention(nn.Module):
-    """Multi-head attention with a plain reference beside it."""
+    """Multi-head attention, and a reference for its ablation."""
 
-    def __init__(self, how: str) -> None:
+    def __init__(self, implementation: str) -> None:
         super().__init__()
-        self.num_heads, self.how = 3, how
+        self.num_heads, self.implementation = 3, implementation
         self.project, self.merge = nn.Linear(6, 18), nn.Linear(6, 6)
 
     def qkv(self, x: Tensor) -> Tensor:
@@ -38,11 +34,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.qkv(x)
-        if self.how == "sdpa":
+        if self.implementation == "sdpa":
             mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         else:
             blocked = torch.ones(5, 5, dtype=torch.bool).triu(1)
-            low = -torch.inf if self.how == "softmax" else torch.finfo(x.dtype).min
+            low = -torch.inf if self.implementation == "softmax" else torch.finfo(x.dtype).min
             mixed = F.softmax((query @ key.mT / 2**0.5).masked_fill(blocked, low), -1) @ value
         return self.merge(mixed.transpose(1, 2).flatten(2))
 
@@ -51,15 +47,15 @@ class Attention(nn.Module):
         scores = (query @ key.mT / 2**0.5).masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -torch.inf)
         for head, row, column in edges:
             scores[:, head, row, column] = -torch.inf
-        weights = scores.softmax(-1).nan_to_num(0)  # a row with nothing left
+        weights = scores.softmax(-1).nan_to_num(0)  # a row without keys
         weights[:, heads] = 0
         return self.merge((weights @ value).transpose(1, 2).flatten(2))
 
 
 class Model(nn.Module):
-    def __init__(self, how: str) -> None:
+    def __init__(self, implementation: str) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([Attention(how), Attention(how)])
+        self.layers = nn.ModuleList([Attention(implementation), Attention(implementation)])
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -67,24 +63,24 @@ class Model(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("how", ["sdpa", "softmax", "low"])
-def test_heads_and_edges(how: str) -> None:
-    model, x = Model(how), torch.randn(2, 5, 6)
-    what = {"layers.0": [1, (3, 2), (0, 4, 4), (0, 0)], "layers.1": 2}
-    with torch.no_grad(), knock_out(model, what), watch(model) as seen:
-        found = model(x)
-    everywhere = [(head, row, column) for head in range(3) for row, column in ((3, 2), (0, 0))]
-    one, two = model.layers
-    between = x + one.without(x, [1], [*everywhere, (0, 4, 4)])
-    torch.testing.assert_close(found, between + two.without(between, [2], []))
-    weights = seen["layers.0"].weights()
+@pytest.mark.parametrize("implementation", ["sdpa", "softmax", "low"])
+def test_heads_and_edges(implementation: str) -> None:
+    model, x = Model(implementation), torch.randn(2, 5, 6)
+    targets = {"layers.0": [1, (3, 2), (0, 4, 4), (0, 0)], "layers.1": 2}
+    with torch.no_grad(), knock_out(model, targets), watch(model) as captures:
+        out = model(x)
+    in_all_heads = [(head, row, column) for head in range(3) for row, column in ((3, 2), (0, 0))]
+    first, second = model.layers
+    hidden = x + first.without(x, [1], [*in_all_heads, (0, 4, 4)])
+    torch.testing.assert_close(out, hidden + second.without(hidden, [2], []))
+    weights = captures["layers.0"].weights()
     assert weights[:, 1].sum() == 0
     assert weights[:, :, 3, 2].sum() == weights[:, 0, 4, 4].sum() == weights[:, :, 0].sum() == 0
     torch.testing.assert_close(weights[:, [0, 2], 1:].sum(-1), torch.ones(2, 2, 4))
     torch.testing.assert_close(model(x), model(x))
 
 
-def test_what_is_not_knocked_out_stays_to_the_bit() -> None:
+def test_other_rows_are_equal_to_the_bit() -> None:
     model, x = Model("sdpa"), torch.randn(2, 5, 6)
     before = model.layers[0](x)
     with knock_out(model, {"layers.0": [(0, 3, 1)]}):
@@ -98,13 +94,13 @@ def test_what_is_not_knocked_out_stays_to_the_bit() -> None:
 @pytest.mark.parametrize("weights", [False, True])
 def test_multihead_attention(weights: bool, mode: str) -> None:
     model, x = nn.MultiheadAttention(6, 2, batch_first=True).eval(), torch.randn(2, 5, 6)
-    what: Any = {"MultiheadAttention": [0, (1, 4, 2), (3, 3)]}
+    targets: Any = {"MultiheadAttention": [0, (1, 4, 2), (3, 3)]}
     with (
         torch.no_grad() if mode == "fast" else contextlib.nullcontext(),
-        knock_out(model, what),
-        watch(model) as seen,
+        knock_out(model, targets),
+        watch(model) as captures,
     ):
-        out, told = model(x, x, x, need_weights=weights, average_attn_weights=False)
+        out, returned_weights = model(x, x, x, need_weights=weights, average_attn_weights=False)
     _, expected = model(x, x, x, average_attn_weights=False)
     expected = expected.detach().clone()
     expected[:, 1, 4, 2] = expected[:, :, 3, 3] = expected[:, 0] = 0
@@ -112,24 +108,24 @@ def test_multihead_attention(weights: bool, mode: str) -> None:
         expected[:, 1, row] /= expected[:, 1, row].sum(-1, keepdim=True)
     value = F.linear(x, model.in_proj_weight[12:], model.in_proj_bias[12:]).unflatten(-1, (2, 3)).transpose(1, 2)
     torch.testing.assert_close(out, model.out_proj((expected @ value).transpose(1, 2).flatten(2)))
-    torch.testing.assert_close(seen[0].weights(), expected)
+    torch.testing.assert_close(captures[0].weights(), expected)
     if weights:
-        torch.testing.assert_close(told, expected)
+        torch.testing.assert_close(returned_weights, expected)
 
 
-def test_the_fast_path_stays_the_fast_path() -> None:
+def test_fused_layers_stay_fused() -> None:
     layer = nn.TransformerEncoderLayer(6, 2, 11, batch_first=True).eval()
     model, x = nn.Sequential(layer), torch.randn(2, 5, 6)
     causal = torch.ones(5, 5, dtype=torch.bool).triu(1)
     model.forward = lambda x: layer(x, src_mask=causal)  # type: ignore[method-assign]
     with torch.no_grad():
-        what: Any = {"0.self_attn": [0, (1, 4, 2)]}
-        with knock_out(model, what), torch.profiler.profile() as profile:
+        targets: Any = {"0.self_attn": [0, (1, 4, 2)]}
+        with knock_out(model, targets), torch.profiler.profile() as profile:
             fast = model(x)
         assert any("_transformer_encoder_layer_fwd" in event.name for event in profile.events())
         torch.backends.mha.set_fastpath_enabled(False)
         try:
-            with knock_out(model, what):
+            with knock_out(model, targets):
                 slow = model(x)
         finally:
             torch.backends.mha.set_fastpath_enabled(True)
@@ -139,23 +135,23 @@ def test_the_fast_path_stays_the_fast_path() -> None:
                 model(x)
 
 
-def test_wrong_layers_heads_and_edges() -> None:
+def test_invalid_layers_heads_and_edges() -> None:
     model, x = Model("sdpa"), torch.randn(2, 5, 6)
 
-    def knock(what: Any) -> None:
-        with knock_out(model, what):
+    def run(targets: Any) -> None:
+        with knock_out(model, targets):
             model(x)
 
     with pytest.raises(InputError, match=r"no layer 'layer.0'; did you mean 'layers.0'"):
-        knock({"layer.0": [1]})
+        run({"layer.0": [1]})
     with pytest.raises(InputError, match=r"layers.0 has 3 heads, 0 to 2, and head 3 came; the nearest is 2"):
-        knock({"layers.0": [3]})
+        run({"layers.0": [3]})
     with pytest.raises(InputError, match=r"head -1 came; the nearest is 0"):
-        knock({"layers.0": [(-1, 2, 1)]})
+        run({"layers.0": [(-1, 2, 1)]})
     with pytest.raises(InputError, match=r"computed no attention; did you mean 'layers.0'"):
-        knock({"layers.0.merge": [0]})
+        run({"layers.0.merge": [0]})
     with pytest.raises(InputError, match=r"layers.0 has no edge \(5, 1\)"):
-        knock({"layers.0": [(5, 1)]})
+        run({"layers.0": [(5, 1)]})
     for wrong in (
         "x",
         [1.5],
@@ -169,16 +165,16 @@ def test_wrong_layers_heads_and_edges() -> None:
         [],
     ):
         with pytest.raises(InputError, match=r"knock_out: .* came for layers.0"):
-            knock({"layers.0": wrong})
-    for nothing in ({}, [1], None):
+            run({"layers.0": wrong})
+    for targets in ({}, [1], None):
         with pytest.raises(InputError, match=r"knock_out: .* came; a mapping from layers"):
-            knock(nothing)
+            run(targets)
     with pytest.raises(InputError, match=r"knock_out takes an nn.Module"):  # noqa: SIM117
         with knock_out("model", {}):  # type: ignore[arg-type]
             pass
 
 
-def test_a_failing_model_is_whole_again() -> None:
+def test_model_that_raises() -> None:
     model, x = Model("sdpa"), torch.randn(2, 5, 6)
     before = model(x)
     with pytest.raises(RuntimeError), knock_out(model, {"layers.0": [1]}):
@@ -186,43 +182,43 @@ def test_a_failing_model_is_whole_again() -> None:
     assert torch.equal(before, model(x))
 
 
-def test_a_loop_over_the_same_keys_counts_its_steps() -> None:
+def test_loop_over_the_same_keys() -> None:
     class DecoderAttention(nn.Module):
         def forward(self, query: Tensor, key: Tensor) -> Tensor:
             steps = [F.scaled_dot_product_attention(step, key, key) for step in query.split(1, dim=2)]
             return torch.cat(steps, dim=2)
 
     model, query, key = DecoderAttention(), torch.randn(1, 2, 4, 3), torch.randn(1, 2, 6, 3)
-    with knock_out(model, {"DecoderAttention": [(2, 5)]}), watch(model) as seen:
+    with knock_out(model, {"DecoderAttention": [(2, 5)]}), watch(model) as captures:
         model(query, key)
-    assert (seen[0].weights() == 0).nonzero().tolist() == [[0, 0, 2, 5], [0, 1, 2, 5]]
+    assert (captures[0].weights() == 0).nonzero().tolist() == [[0, 0, 2, 5], [0, 1, 2, 5]]
 
 
-@pytest.mark.parametrize("same", [False, True])
-def test_two_attentions_to_the_same_keys_both_lose_an_edge(same: bool) -> None:
+@pytest.mark.parametrize("has_equal_queries", [False, True])
+def test_two_attentions_to_the_same_keys_both_lose_an_edge(has_equal_queries: bool) -> None:
     class Attention(nn.Module):
         def forward(self, query: Tensor, other: Tensor, key: Tensor) -> Tensor:
             chunks = [F.scaled_dot_product_attention(part, key, key) for part in query.split(3, dim=2)]
             return torch.cat(chunks, dim=2) - F.scaled_dot_product_attention(other, key, 2 * key)
 
     query, other, key = torch.randn(3, 1, 2, 5, 3).unbind()
-    other = query if same else other
+    other = query if has_equal_queries else other
     model = Attention()
-    with knock_out(model, {"Attention": [(4, 2)]}), watch(model) as seen:
+    with knock_out(model, {"Attention": [(4, 2)]}), watch(model) as captures:
         model(query, other, key)
-    assert len(seen) == 2
-    for entry in seen:
-        assert (entry.weights() == 0).nonzero().tolist() == [[0, 0, 4, 2], [0, 1, 4, 2]]
+    assert len(captures) == 2
+    for layer in captures:
+        assert (layer.weights() == 0).nonzero().tolist() == [[0, 0, 4, 2], [0, 1, 4, 2]]
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ["bert", "llama", "marian", "t5"])
-def test_models_of_hugging_face(name: str, implementation: str) -> None:
+def test_models_of_transformers(name: str, implementation: str) -> None:
     transformers = pytest.importorskip("transformers", minversion="5")
     transformers.logging.set_verbosity_error()
-    from watch_models import attentions, inputs, tiny
+    from tiny_models import build_inputs, build_model, list_attentions
 
-    model, given = tiny(name), inputs(name)
+    model, inputs = build_model(name), build_inputs(name)
     layers = {
         "bert": ("encoder.layer.1.attention.self", "encoder.layer.1.attention.output.dense"),
         "llama": ("model.layers.1.self_attn", "model.layers.1.self_attn.o_proj"),
@@ -231,22 +227,24 @@ def test_models_of_hugging_face(name: str, implementation: str) -> None:
     }
     layer, merge = layers[name]
     model.set_attn_implementation(implementation)
-    with torch.no_grad(), knock_out(model, {layer: [1, (4, 3)]}), watch(model) as seen:
-        without = model(**given)
-    with torch.no_grad(), knock_out(model, {layer: [1]}), watch(model) as seen_heads:
-        headless = model(**given)
-    weights = seen[layer].weights()
+    with torch.no_grad(), knock_out(model, {layer: [1, (4, 3)]}), watch(model) as captures:
+        without = model(**inputs)
+    with torch.no_grad(), knock_out(model, {layer: [1]}), watch(model) as captures_without_head:
+        out_without_head = model(**inputs)
+    weights = captures[layer].weights()
     assert weights[:, 1].sum() == weights[:, :, 4, 3].sum() == 0
-    # The head alone: as if the projection behind it did not hear it.
+    # Without the head: as if the output projection ignored it.
     dense = model.get_submodule(merge).weight
     width = dense.shape[1] // weights.shape[1]
     model.set_attn_implementation("eager")
     with torch.no_grad():
         dense[:, width : 2 * width] = 0
-        expected = model(**given, output_attentions=True)
-    real = given["attention_mask"] > 0 if name == "llama" else slice(None)  # what padding says is of no use
-    torch.testing.assert_close(headless[0][real], expected[0][real], atol=1e-5, rtol=1e-4)
-    alive = seen_heads[layer].weights().sum(-1) > 0
-    told = attentions(expected)[seen.names.index(layer)]
-    torch.testing.assert_close(seen_heads[layer].weights()[alive], told[alive], atol=1e-5, rtol=0)
-    assert not torch.allclose(without[0], headless[0])
+        expected = model(**inputs, output_attentions=True)
+    is_token = inputs["attention_mask"] > 0 if name == "llama" else slice(None)  # the outputs at padding do not matter
+    torch.testing.assert_close(out_without_head[0][is_token], expected[0][is_token], atol=1e-5, rtol=1e-4)
+    has_keys = captures_without_head[layer].weights().sum(-1) > 0
+    expected_weights = list_attentions(expected)[captures.names.index(layer)]
+    torch.testing.assert_close(
+        captures_without_head[layer].weights()[has_keys], expected_weights[has_keys], atol=1e-5, rtol=0
+    )
+    assert not torch.allclose(without[0], out_without_head[0])
