@@ -54,8 +54,7 @@ def test_written_recipes_are_read_unchanged(tmp_path: Path) -> None:
 
 def test_overrides_are_yaml_and_apply_in_order() -> None:
     recipe = load(
-        "bahdanau",
-        ["train.max_steps=5", "train.learning_rate=2e-4", "train.max_steps=7", "data.train=[a, b]"],
+        "bahdanau", ["train.max_steps=5", "train.learning_rate=2e-4", "train.max_steps=7", "data.train=[a, b]"]
     )
     assert (recipe.train.max_steps, recipe.train.learning_rate, recipe.data.train) == (7, 2e-4, ["a", "b"])
     assert load("bahdanau", ["model.attention=null"]).model.attention is None
@@ -85,10 +84,7 @@ def test_label_names_are_replaced_as_a_whole(tmp_path: Path) -> None:
 
 
 def test_an_override_of_a_single_entry() -> None:
-    assert load("bert/sst2", ["data.label_names.0=bad"]).data.label_names == {
-        "0": "bad",
-        "1": "positive",
-    }
+    assert load("bert/sst2", ["data.label_names.0=bad"]).data.label_names == {"0": "bad", "1": "positive"}
     overrides = ["a.b.c=1", "a.b={d: 2}", "a.b.e.f=3"]
     assert apply_overrides({}, overrides) == {"a": {"b": {"d": 2, "c": 1, "e": {"f": 3}}}}
 
@@ -180,11 +176,7 @@ def test_iter_changes() -> None:
         ("tacotron", "model.style.eager=true", "did you mean model.style.large_init?"),
         ("bert/sst2", "from=folder", "from: there is no such key; did you mean pretrained?"),
         ("bert/sst2", "model.heads=2", "did you mean model.num_heads?"),
-        (
-            "self_attentive",
-            "model.kind=hierarchical",
-            "model.kind: there is no such key; did you mean model.type?",
-        ),
+        ("self_attentive", "model.kind=hierarchical", "model.kind: there is no such key; did you mean model.type?"),
     ],
 )
 def test_the_error_for_an_old_key_names_the_new_one(name: str, override: str, message: str) -> None:

@@ -51,10 +51,7 @@ def data_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "hansards" / "gold.links.txt").write_text("".join(f"{line}\n" for line in lines))
     (root / "koen").mkdir()
     for seed, (split, count) in enumerate((("train", 60), ("val", 7), ("test", 11))):
-        rows = [
-            "english\tkorean\tsource",
-            *(f"{p.english}\t{p.korean}\tours" for p in sentences(count, seed)),
-        ]
+        rows = ["english\tkorean\tsource", *(f"{p.english}\t{p.korean}\tours" for p in sentences(count, seed))]
         (root / "koen" / f"{split}.tsv").write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
     return root
 

@@ -26,7 +26,7 @@ MODEL = {
 }
 TRAIN = {
     "max_epochs": 12,
-    "validate_every": 10**6,  # at the end only: the last weights are kept, not the first ones that are right
+    "validate_every": 10**6,  # at the end only, so that the last weights are stored
     "batch_tokens": 512,
     "learning_rate": 3e-3,
     "schedule": "linear",

@@ -14,15 +14,10 @@ from jumok.tasks.training import train
 
 ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 GERMAN = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
-SMALL = [
-    "tokenizer.type=words",
-    "tokenizer.vocab_size=40",
-    "tokenizer.shared_vocabulary=true",
-    "tokenizer.byte_fallback=false",
-    "data.held_out_size=30",
-]
-SMALL += ["model.width=32", "model.num_heads=2", "model.feed_forward_width=64", "model.encoder_layers=1"]
-SMALL += ["model.decoder_layers=2", "model.dropout=0", "train.device=cpu", "train.average_checkpoints=0"]
+SMALL = ["tokenizer.type=words", "tokenizer.vocab_size=40", "tokenizer.shared_vocabulary=true"]
+SMALL += ["tokenizer.byte_fallback=false", "data.held_out_size=30", "model.width=32", "model.num_heads=2"]
+SMALL += ["model.feed_forward_width=64", "model.encoder_layers=1", "model.decoder_layers=2", "model.dropout=0"]
+SMALL += ["train.device=cpu", "train.average_checkpoints=0"]
 # Smoothing would give a share to words that are never said: much of it, where there are few others.
 SMALL += ["model.label_smoothing=0"]
 SMALL += [

@@ -123,13 +123,13 @@ def test_encoded_rows_of_a_question(run: Run) -> None:
         assert (start, end) == (0, 0) or text == "new york"
         assert all(allowed == ((segment == 1 and i != len(row.ids) - 1) or i == 0) for i, (allowed, segment)
                    in enumerate(zip(row.annotations["answer_mask"], row.segments, strict=True)))  # fmt: skip
-    assert rows[0].annotations["starts"] == 0  # the first window does not hold it
+    assert rows[0].annotations["starts"] == 0  # the first window does not contain it
     assert rows[-1].annotations["starts"] > 0
 
 
 def test_windows_overlap_enough_for_an_answer(run: Run) -> None:
     predictor = load_predictor(run, "cpu")
-    predictor.task.recipe = replace(run.recipe, data=replace(run.recipe.data, window_stride=128))  # more than fits
+    predictor.task.recipe = replace(run.recipe, data=replace(run.recipe.data, window_stride=128))  # larger than a window
     words = ["film"] * 33 + ["was", "a", "story"] + ["film"] * 40  # "who?" leaves room for 35
     context = " ".join(words)
     start = context.index("was a story")
@@ -137,7 +137,7 @@ def test_windows_overlap_enough_for_an_answer(run: Run) -> None:
     [encoded] = encode_questions([inside], predictor.tokenizer, predictor.max_tokens, predictor.task.recipe.data)
     assert [tuple(part) for part in encoded.windows][:2] == [(0, 35), (17, 52)]
     assert predictor.score_examples([inside]).metrics["exact_match_upper_bound"] == 1
-    # One that is longer than half a window may still be whole in none: nobody can find that.
+    # No window contains an answer that is longer than the overlap of two windows; it cannot be found.
     long = replace(inside, answers=(ContextSpan(" ".join(words[:38]), 0),))
     assert predictor.score_examples([long]).metrics["exact_match_upper_bound"] == 0
 
@@ -181,7 +181,7 @@ def test_answers_in_decomposed_text_are_complete(form: str) -> None:
     for number, word in enumerate(unicodedata.normalize(form, raw_word) for raw_word in words):
         pieces = [at for at, owner in enumerate(owners) if owner == number]
         assert question.build_answer(pieces[0], pieces[-1]) == ContextSpan(word, begin)
-        for piece in pieces:  # nor is any piece cut inside a letter
+        for piece in pieces:  # no piece ends inside a letter
             text = question.build_answer(piece, piece).text
             composed = unicodedata.normalize("NFC", text)
             assert composed in unicodedata.normalize("NFC", word)

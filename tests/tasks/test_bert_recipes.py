@@ -65,10 +65,7 @@ def data_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_gzip(root / "rte" / f"{split}.tsv", f"index\tsentence1\tsentence2\tlabel\n{rows}")
     for split in ("train", "dev", "test"):
         rows = "".join(f"g\tf\t2012\t1\t{score}.5\t{text}\tso\n" for text, score in (number(rng) for _ in range(60)))
-        write_gzip(
-            root / "korsts" / f"{split}.tsv",
-            f"genre\tfilename\tyear\tid\tscore\tsentence1\tsentence2\n{rows}",
-        )
+        write_gzip(root / "korsts" / f"{split}.tsv", f"genre\tfilename\tyear\tid\tscore\tsentence1\tsentence2\n{rows}")
         rows = "".join(f"7\t{text}\t{label}\n" for text, label in (review(rng) for _ in range(60)))
         write_gzip(root / "nsmc" / f"{split}.tsv", f"id\tdocument\tlabel\n{rows}8\t\t1\n")
         path = root / "conll.txt"
@@ -105,7 +102,7 @@ def test_every_recipe_trains_and_is_evaluated(
     assert stored["num_skipped"] == (1 if "nsmc" in name else 0)
     events = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
     last = [event for event in events if event["event"] == "validation"][-1]
-    assert last["loss"] > 0  # tells weights of the same score apart
+    assert last["loss"] > 0  # decides between equal scores
     kind = "pair" if getattr(run.recipe.data, "pair_column", None) else run.recipe.task
     [prediction] = predictor.predict([LINES[kind]], NBestOptions())
     [line] = prediction.to_lines(n_best=False, alignments=False, as_json=False)

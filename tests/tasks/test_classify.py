@@ -58,7 +58,7 @@ def to_lines(prediction: Any, **options: bool) -> list[str]:
     return list(prediction.to_lines(**options))
 
 
-# ---------------------------------------------------------------------------------------------- learning
+# ---------------------------------------------------------------------------------------------- training
 
 
 def test_the_loss_decides_between_equal_scores(run: Run) -> None:
@@ -73,7 +73,7 @@ def test_the_loss_decides_between_equal_scores(run: Run) -> None:
         for prediction, example in zip(predictions, examples, strict=True)
     ]
     assert report.metrics["loss"] == pytest.approx(-np.log(probabilities).mean(), rel=1e-4)
-    # Less sure of the same answers: a score as good, and worse weights.
+    # The predictions stay the same, with lower probabilities: an equal score, and a higher loss.
     with torch.no_grad():
         for weight in predictor.model.output.parameters():
             weight /= 2
@@ -172,7 +172,7 @@ def test_mean_pooling(run: Run, reviews: Path, tmp_path: Path) -> None:
     assert view.title.startswith("the film was awful  →  bad ")
     with pytest.raises(InputError, match=r"model\.pooling=first"):
         predictor.export("hf", tmp_path / "hf")
-    # What begins from it has its own way again: the one that is published.
+    # A run that is initialized from it uses the pooling of its own recipe again.
     options = {"pretrained": str(fine_tuned.folder), "train": {"max_epochs": 1}}
     again = train_run(tmp_path / "first", "classify", data, **options)
     assert load_predictor(again, "cpu").model.bert.pooler is not None
@@ -220,7 +220,7 @@ def test_training_equals_a_plain_loop_with_transformers(run: Run, reviews: Path,
         norms.append(torch.nn.utils.clip_grad_norm_(theirs.parameters(), clip).item())
         optimizer.step()
         optimizer.zero_grad()
-    assert min(norms) < clip < max(norms)  # some were clipped, and some not
+    assert min(norms) < clip < max(norms)  # some gradients were clipped
     theirs.eval()
     texts = [sample.text for sample in task.load_split("test").examples]
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
@@ -231,7 +231,7 @@ def test_training_equals_a_plain_loop_with_transformers(run: Run, reviews: Path,
     np.testing.assert_allclose([[row[name] for name in names] for row in predictions], expected.numpy(), atol=3e-6)
 
 
-# ----------------------------------------------------------------------------------------------- at work
+# -------------------------------------------------------------------------------------------- prediction
 
 
 def test_auto_packing_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +244,7 @@ def test_auto_packing_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return resolve_packing(settings.data.packing, config, longest, settings.train, gpu)
 
     assert [packed(128, 0.1), packed(129, 0.1), packed(129, 0.0)] == [True, False, True]
-    assert not packed(128, 0.1, width=10, num_heads=2)  # heads 5 wide
+    assert not packed(128, 0.1, width=10, num_heads=2)  # heads of width 5
     settings = recipe.load("bert/sst2", ["train.precision=float32"])
     assert not packed(7, 0.0)
 
@@ -432,7 +432,7 @@ def test_the_longer_text_of_a_pair_is_windowed(run: Run) -> None:
     assert error.reason == "two texts that are too long"
 
 
-# --------------------------------------------------------------------------------------- where it begins
+# ------------------------------------------------------------------------------------ pretrained weights
 
 
 def test_pretrained_run_and_folder(run: Run, reviews: Path, tmp_path: Path) -> None:
@@ -443,7 +443,7 @@ def test_pretrained_run_and_folder(run: Run, reviews: Path, tmp_path: Path) -> N
     for name, begin in (("run", str(run.folder)), ("folder", str(tmp_path / "hf"))):
         fine_tuned = train_run(tmp_path / name, "classify", data, **short, pretrained=begin, model={"width": 64})
         after = load_predictor(fine_tuned, "cpu").model
-        assert after.bert.config.width == 32  # the run's, not the recipe's
+        assert after.bert.config.width == 32  # from the run, not from the recipe
         assert all(torch.allclose(x, before[name], atol=1e-6) for name, x in after.bert.state_dict().items())
         assert (fine_tuned.folder / "tokenizer.json").read_text() == (run.folder / "tokenizer.json").read_text()
     scratch = train_run(tmp_path / "scratch", "classify", data, **short, pretrained=str(run.folder), random_init=True)

@@ -21,7 +21,7 @@ from jumok.tasks import build_task
 from jumok.tasks.training import train
 
 TRAIN = {"max_epochs": None, "max_steps": 2, "warmup_steps": 1}
-TEXT = {"caption": "scenes:4", "speak": "seven"}  # what is read; elsewhere a text
+TEXT = {"caption": "scenes:4", "speak": "seven"}  # inputs of tasks that do not read a text
 
 
 def reviews(path: Path) -> dict[str, object]:
@@ -34,12 +34,7 @@ def a_classifier_of_words(path: Path) -> Run:
     data = reviews(path)
     overrides = [f"data.{name}={value}" for name, value in data.items()]
     settings = ["model.width=8", "model.embedding_width=8", "train.device=cpu", "train.tensorboard=false"]
-    settings += [
-        "train.max_epochs=null",
-        "train.max_steps=2",
-        "train.warmup_steps=1",
-        "train.average_checkpoints=0",
-    ]
+    settings += ["train.max_epochs=null", "train.max_steps=2", "train.warmup_steps=1", "train.average_checkpoints=0"]
     run = Run.create_or_resume(path / "run", recipe.load("self_attentive", [*settings, *overrides]))
     train(build_task(run), caption_runs.QUIET)
     return run
@@ -74,8 +69,7 @@ FAST = ("classify",)
 
 
 @pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in MADE],
+    scope="module", params=[pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in MADE]
 )
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return MADE[request.param](tmp_path_factory.mktemp(request.param))

@@ -48,7 +48,7 @@ def get_texts(prediction: TranslationPrediction) -> tuple[str, bool, list[str], 
     return prediction.translation, prediction.finished, prediction.source_words, prediction.target_words
 
 
-# ------------------------------------------------------------------------------------ the same answers
+# ---------------------------------------------------------------------------------------- translations
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_hypotheses_are_ranked_by_our_score(
         assert y.score == pytest.approx(x.score, abs=0.02)
         scores = [prediction.score for prediction in (y, *y.alternatives)]
         assert scores == sorted(scores, reverse=True)
-        # Where more hypotheses end at a time than there is room for, CTranslate2 keeps those it likes best;
-        # of coverage it knows nothing.
+        # If more hypotheses end at a step than fit into the beam, CTranslate2 keeps the best by its own score,
+        # which has no coverage.
         common = {prediction.translation for prediction in x.alternatives} & {
             prediction.translation for prediction in y.alternatives
         }
@@ -152,7 +152,7 @@ def test_the_longest_text_is_translated(exact: CTranslate2TranslationPredictor, 
     assert exact.translate(fits, TranslationOptions(beam_size=1), with_attention=False).target_words
 
 
-# ------------------------------------------------------------------------------------------ listening
+# ------------------------------------------------------------------------------------------ streaming
 
 
 class RecordingListener:
@@ -202,7 +202,7 @@ def test_beam_search_does_not_stream(exact: CTranslate2TranslationPredictor) -> 
     assert listener.tokens == {}
 
 
-# -------------------------------------------------------------------------- what CTranslate2 cannot do
+# ----------------------------------------------------------------------------------------- limitations
 
 
 def test_the_torch_model_is_loaded_for_attention_only(run: Run, by_torch: TranslationPredictor) -> None:
@@ -264,7 +264,7 @@ def test_a_missing_package_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -
         engines.load_predictor(run, "ctranslate2", "cpu")
 
 
-# ------------------------------------------------------------------------------------- what is kept
+# ------------------------------------------------------------------------------------- engine files
 
 
 def test_engine_files_are_rebuilt_for_other_weights(run: Run, tmp_path: Path) -> None:

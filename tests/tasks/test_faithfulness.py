@@ -66,7 +66,7 @@ class WordCounter:
             sentences = [line.split() for line in text.replace("\t", "\n").split("\n") if line.split()]
             if not sentences:
                 raise InputError("a text has no words to look at")
-            words = tuple(word for document in sentences for word in document)
+            words = tuple(word for sentence in sentences for word in sentence)
             looks = np.array([word in GOOD + BAD for word in words]) == self.faithful
             weights = np.where(looks, 9.0, 1.0)
             hops = np.stack([weights / weights.sum(), np.full(len(words), 1 / len(words))])
@@ -79,13 +79,11 @@ class WordCounter:
         return documents
 
     def outputs(self, samples: Sequence[ClassificationExample]) -> NDArray[np.float64]:
-        return self.predict_probabilities(
-            [[line.split() for line in document.text.split("\n")] for document in samples]
-        )
+        return self.predict_probabilities([[line.split() for line in sample.text.split("\n")] for sample in samples])
 
     def score_split(self, split: Any, options: Any, **_: Any) -> Evaluation:
         samples, probabilities = split.examples, self.outputs(split.examples)
-        truth = np.array([int(document.label) for document in samples])
+        truth = np.array([int(sample.label) for sample in samples])
         documents = classify_metrics.score_classes(samples, truth, probabilities, self.labels, detailed=True)
         errors = find_errors(samples, probabilities, LabelSet(("0", "1"), self.labels))
         report = functools.partial(report_errors, self, errors, len(samples))
@@ -127,20 +125,13 @@ def test_faithful_and_unfaithful_weights(tmp_path: Path) -> None:
     assert "the highlight is meaningful" in result.verdict
     assert result.comprehensiveness.probability.low > 0.1
     assert result.sufficiency.probability.high < -0.1
-    for part in (
-        "on 60 of 60 texts",
-        "comprehensiveness",
-        "sufficiency",
-        "10 % (",
-        "mean (AOPC)",
-        result.verdict,
-    ):
+    for part in ("on 60 of 60 texts", "comprehensiveness", "sufficiency", "10 % (", "mean (AOPC)", result.verdict):
         assert part in read_output(output)
     stored = json.loads((tmp_path / "faithful" / "eval" / "test.json").read_text(encoding="utf-8"))["faithfulness"]
     assert stored["verdict"] == result.verdict
     assert (stored["num_sampled"], stored["num_texts"], stored["seed"], stored["agreement"]) == (60, 60, 1, 1)
     assert stored["comprehensiveness"]["probability"]["low"] == result.comprehensiveness.probability.low
-    assert [example["share"] for example in stored["shares"]] == [0.01, 0.05, 0.1, 0.2, 0.5]
+    assert [row["share"] for row in stored["shares"]] == [0.01, 0.05, 0.1, 0.2, 0.5]
     unfaithful = faithfulness.evaluate_faithfulness(
         WordCounter(tmp_path / "other", samples(60), faithful=False), "test", QUIET
     )
@@ -221,7 +212,7 @@ def test_faithfulness_of_trained_models(kind: str, tmp_path: Path) -> None:
     assert len(error_lines) == stored["num_examples"] - np.trace(stored["confusion"]) > 0
     words = json.loads(error_lines[0])["words"]
     assert sum(weight for _, weight in words) == pytest.approx(1, abs=0.01)
-    # What was told of the whole texts is what the reader says of them.
+    # The probability of the whole texts is that of the evaluation.
     lines = [json.loads(line) for line in (run.folder / "eval" / "test.jsonl").read_text().splitlines()]
     assert result.probability == pytest.approx(np.mean([line["probability"] for line in lines]), abs=1e-4)
 
@@ -241,7 +232,7 @@ def test_text_pairs_are_an_error(tmp_path: Path) -> None:
         )
 
 
-# ----------------------------------------------------------------------------------------------------- errors
+# --------------------------------------------------------------------------------------------- error analysis
 
 
 def test_errors_are_written_and_printed(tmp_path: Path) -> None:
@@ -364,7 +355,7 @@ def test_errors_of_pairs_show_both_texts(tmp_path: Path) -> None:
     assert f'<p dir="auto">{first["text"]}</p><p dir="auto">{first["text_pair"]}</p>' in page
 
 
-# ------------------------------------------------------------------------------------------------ the command
+# ---------------------------------------------------------------------------------------------------- command
 
 
 def test_faithfulness_option(

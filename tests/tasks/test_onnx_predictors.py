@@ -35,15 +35,9 @@ pytest.importorskip("onnxscript")
 
 QUIET = Console(quiet=True)
 FEW: dict[str, Any] = {"train": {"max_epochs": None, "max_steps": 3, "warmup_steps": 1, "validate_every": 3}}
-WORDY = [
-    "model.embedding_width=7",
-    "model.width=5",
-    "model.attention_width=11",
-    "model.num_bigrams=50",
-    "train.max_steps=3",
-]
-WORDY += ["train.device=cpu", "train.tensorboard=false", "data.builtin_size=200", "data.held_out_size=20"]
-WORDY += ["train.max_epochs=null", "train.warmup_steps=2", "train.validate_every=3"]
+WORDY = ["model.embedding_width=7", "model.width=5", "model.attention_width=11", "model.num_bigrams=50"]
+WORDY += ["train.max_steps=3", "train.device=cpu", "train.tensorboard=false", "data.builtin_size=200"]
+WORDY += ["data.held_out_size=20", "train.max_epochs=null", "train.warmup_steps=2", "train.validate_every=3"]
 DOCUMENTS = ["Awful.", "", "The soup was awful. Overall the museum was splendid.\nI waited! " * 9, "well"]
 SLOW = pytest.mark.slow
 
@@ -68,26 +62,11 @@ def train_kind(kind: str, folder: Path) -> tuple[Run, list[str]]:
         counts = [" ".join(random_words(rng, 9)) for _ in range(100)]
         text = "\n\n".join(f"{words}.\none two three four five.\nsix {words}." for words in counts)
         (folder / "x.txt").write_text(text, encoding="utf-8")
-        small = [
-            "model.width=8",
-            "model.num_layers=2",
-            "model.num_heads=2",
-            "model.feed_forward_width=16",
-            "tokenizer.vocab_size=150",
-        ]
-        small += [
-            "model.max_positions=64",
-            "masking.sequence_length=32",
-            "data.held_out_size=9",
-            "train.batch_tokens=512",
-        ]
-        small += [
-            "train.max_epochs=null",
-            "train.max_minutes=null",
-            "train.validate_every=2",
-            "train.device=cpu",
-        ]
-        small += ["train.tensorboard=false", "train.warmup_steps=1", "train.max_steps=2"]
+        small = ["model.width=8", "model.num_layers=2", "model.num_heads=2", "model.feed_forward_width=16"]
+        small += ["tokenizer.vocab_size=150", "model.max_positions=64", "masking.sequence_length=32"]
+        small += ["data.held_out_size=9", "train.batch_tokens=512", "train.max_epochs=null", "train.max_minutes=null"]
+        small += ["train.validate_every=2", "train.device=cpu", "train.tensorboard=false", "train.warmup_steps=1"]
+        small += ["train.max_steps=2"]
         small += [f"data.train={folder / 'x.txt'}"]
         run = Run.create_or_resume(folder / "run", recipe.load("bert/default", small))
         train(build_task(run), QUIET)
@@ -224,7 +203,7 @@ def test_the_readme_program_runs_without_jumok(exported: Any) -> None:
         assert {word for word, _ in expected[:1]} <= set(eval(actual))
 
 
-@pytest.mark.parametrize("exported", ["pairs"], indirect=True)  # one kind will do
+@pytest.mark.parametrize("exported", ["pairs"], indirect=True)  # one kind is enough
 def test_engine_files_are_built_once_per_weights(
     exported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,7 +52,7 @@ def jumok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return run
 
 
-# --------------------------------------------------------------------------- in the place of what is read
+# ----------------------------------------------------------------------------- inputs are not overwritten
 
 
 @pytest.mark.parametrize("alias", ["same", "symlink", "hard link", "other spelling", "part"])
@@ -119,7 +119,7 @@ def test_other_commands_do_not_overwrite_their_inputs(
     assert (old / "pytorch_model.bin").is_file()
 
 
-# ---------------------------------------------------------------------------- lines that cannot be read
+# ---------------------------------------------------------------------------------------- invalid lines
 
 
 def test_invalid_utf_8_is_skipped(jumok: Callable[..., Result], bahdanau: Run, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_line_may_arrive_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> N
         assert [line for lines in some for line in lines] == ["a" * 1000, "b"]
 
 
-# ------------------------------------------------------------------------------------ not enough of it
+# ------------------------------------------------------------------------------- full disks and memory
 
 
 @contextlib.contextmanager

@@ -33,28 +33,11 @@ from jumok.tasks.pretrain.predictor import FillMaskOptions, compute_attention_ma
 from jumok.tasks.training import train
 
 QUIET = Console(quiet=True)
-SMALL = [
-    "model.width=16",
-    "model.num_layers=2",
-    "model.num_heads=2",
-    "model.feed_forward_width=32",
-    "model.max_positions=64",
-]
-SMALL += [
-    "masking.sequence_length=32",
-    "tokenizer.vocab_size=200",
-    "data.held_out_size=19",
-    "train.batch_tokens=512",
-    "train.device=cpu",
-]
-SMALL += [
-    "train.max_epochs=null",
-    "train.max_minutes=null",
-    "train.max_steps=3",
-    "train.warmup_steps=2",
-    "train.log_every=1",
-]
-SMALL += ["train.validate_every=3", "train.tensorboard=false"]
+SMALL = ["model.width=16", "model.num_layers=2", "model.num_heads=2", "model.feed_forward_width=32"]
+SMALL += ["model.max_positions=64", "masking.sequence_length=32", "tokenizer.vocab_size=200", "data.held_out_size=19"]
+SMALL += ["train.batch_tokens=512", "train.device=cpu", "train.max_epochs=null", "train.max_minutes=null"]
+SMALL += ["train.max_steps=3", "train.warmup_steps=2", "train.log_every=1", "train.validate_every=3"]
+SMALL += ["train.tensorboard=false"]
 PRETRAINING = [name for name, path in recipe.list_builtin().items() if recipe.read(path)["task"] == "pretrain"]
 WORDS = {
     "en": ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"],
@@ -104,12 +87,7 @@ def small(folder: Path, data_sets: Path, *settings: str, name: str = "bert") -> 
 def learned(tmp_path_factory: pytest.TempPathFactory, data_sets: Path) -> Run:
     """A trained run."""
     settings = ["model.width=64", "model.feed_forward_width=128", "model.dropout=0", "masking.sequence_length=16"]
-    settings += [
-        "train.learning_rate=3e-3",
-        "train.max_steps=300",
-        "train.warmup_steps=50",
-        "train.validate_every=100",
-    ]
+    settings += ["train.learning_rate=3e-3", "train.max_steps=300", "train.warmup_steps=50", "train.validate_every=100"]
     settings += ["train.log_every=20"]
     run = small(tmp_path_factory.mktemp("runs") / "learned", data_sets, *settings)
     train(build_task(run), QUIET)
@@ -134,7 +112,7 @@ def test_every_recipe_trains_and_is_evaluated(
     run = small(tmp_path / "run", data_sets, *settings, name=name)
     train(build_task(run), QUIET)
     events = metrics(run)
-    events = [line for line in events if line["event"] != "alarm"]  # it hardly learned
+    events = [line for line in events if line["event"] != "alarm"]  # attention alarms of an untrained model
     assert [line["event"] for line in events] == ["train", "train", "train", "validation"]
     assert {"masked_lm", "next_sentence"} <= events[0].keys()
     assert {"mlm_accuracy", "nsp_accuracy", "perplexity", "attention/entropy"} <= events[-1].keys()
@@ -155,10 +133,10 @@ def test_loss_and_accuracy_improve(learned: Run) -> None:
     last = [line for line in events if line["event"] == "validation"][-1]
     assert last["mlm_accuracy"] > 0.6
     assert last["perplexity"] < 5
-    # Of the two parts, hidden words are so many and "next?" is a mean beside them.
+    # The loss is the sum of both parts.
     line = events[0]
     assert line["loss"] == pytest.approx(line["masked_lm"] + line["next_sentence"])
-    assert 0.6 < line["next_sentence"] < 0.8  # log 2: nothing is known
+    assert 0.6 < line["next_sentence"] < 0.8  # about log 2, chance
 
 
 def test_resumed_training_gives_identical_weights(data_sets: Path, tmp_path: Path) -> None:
@@ -175,7 +153,7 @@ def test_resumed_training_gives_identical_weights(data_sets: Path, tmp_path: Pat
     assert all(torch.equal(whole_weights[name], resumed_weights[name]) for name in whole_weights)
     losses = [[line["loss"] for line in metrics(run) if line["event"] == "train"] for run in (whole, parts)]
     assert losses[0] == losses[1]
-    assert max(line["epoch"] for line in metrics(whole)) >= 1  # over the end of an epoch
+    assert max(line["epoch"] for line in metrics(whole)) >= 1  # training continues beyond an epoch
 
 
 def test_held_out_documents_are_not_in_the_training_data(tmp_path: Path) -> None:
@@ -191,8 +169,7 @@ def test_held_out_documents_are_not_in_the_training_data(tmp_path: Path) -> None
     assert not parts["valid"] & parts["test"]
     assert set().union(*parts.values()) == {document.strip() for document in twice.split("\n\n")}
     named = PretrainingData(
-        PretrainingDataConfig(train=str(tmp_path / "text.txt"), valid=str(tmp_path / "text.txt")),
-        tmp_path / "b",
+        PretrainingDataConfig(train=str(tmp_path / "text.txt"), valid=str(tmp_path / "text.txt")), tmp_path / "b"
     )
     assert len({document.text for document in named.train_documents()}) < 150  # the test documents are held out
     assert len({document.text for document in named.held_out_documents("valid")}) == 150
@@ -220,7 +197,7 @@ def test_validation_always_masks_the_same_words(learned: Run) -> None:
     assert scores.mlm_accuracy == pytest.approx(best, abs=0.05)
 
 
-# ------------------------------------------------------------------------------------------------- predicting
+# ------------------------------------------------------------------------------------------------- prediction
 
 
 def test_masked_words_are_predicted(learned: Run) -> None:
@@ -351,7 +328,7 @@ def test_commands(learned: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "accuracy, next sentence" in output("eval", folder, "--split", "valid", "--device", "cpu")
 
 
-# ----------------------------------------------------------------------------------------------------- told
+# ------------------------------------------------------------------------------------ errors and other data
 
 
 @pytest.mark.parametrize(
@@ -388,17 +365,12 @@ def test_pretraining_continues_with_other_text(learned: Run, data_sets: Path, tm
     sizes = ["model.width=64", "model.feed_forward_width=128", "masking.sequence_length=16"]
     settings = [*sizes, f"pretrained={learned.folder}", f"data.train={tmp_path / 'other.txt'}", "data.held_out_size=10"]
     run = small(
-        tmp_path / "on",
-        data_sets,
-        *settings,
-        "train.learning_rate=1e-12",
-        "train.max_steps=2",
-        "train.warmup_steps=1",
+        tmp_path / "on", data_sets, *settings, "train.learning_rate=1e-12", "train.max_steps=2", "train.warmup_steps=1"
     )
     train(build_task(run), QUIET)
     before, after = load_predictor(learned, "cpu"), load_predictor(run, "cpu")
     assert after.tokenizer.fingerprint == before.tokenizer.fingerprint
-    for name, weight in before.model.state_dict().items():  # the heads' as well
+    for name, weight in before.model.state_dict().items():  # those of the heads, too
         torch.testing.assert_close(after.model.state_dict()[name], weight, atol=1e-6, rtol=0)
     other = small(tmp_path / "other", data_sets, f"pretrained={learned.folder}")
     with pytest.raises(InputError, match=r"width=16.*width=64.*give model: its sizes"):
@@ -479,4 +451,4 @@ def test_packed_and_padded_training(data_sets: Path, tmp_path: Path) -> None:
         train(build_task(run), QUIET)
         losses.append(metrics(run)[0]["loss"])
     assert DocumentStore.open(run.folder / "data" / "train").skipped.total == 0
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)  # one batch, all of the epoch
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)  # a single batch

@@ -44,13 +44,13 @@ def test_every_recipe_trains_and_is_evaluated(
     monkeypatch.setenv("JUMOK_DATA", str(data_sets))
     run = train_run(tmp_path / "run", name)
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    events = [line["event"] for line in lines if line["event"] != "alarm"]  # it hardly learned
+    events = [line["event"] for line in lines if line["event"] != "alarm"]  # attention alarms of an untrained model
     assert events == ["train", "train", "train", "validation"]
     translator = jumok.load(run.folder, "cpu")
     evaluation = evaluate(translator, "test", TranslationOptions(beam_size=2), QUIET)
     stored = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     assert stored["bleu"]["value"] == evaluation.metrics["bleu"]["value"]
-    count = len(translator.data.test_split().examples) if "hansards" in name else 11  # some are held out there
+    count = len(translator.data.test_split().examples) if "hansards" in name else 11  # held out of the training data
     assert stored["num_examples"] == count > 0
     assert len((run.folder / "eval" / "test.txt").read_text(encoding="utf-8").splitlines()) == count
     assert ("bleu_moses" in stored) == ("multi30k" in name)
@@ -90,7 +90,7 @@ def test_attention_belongs_to_the_best_hypothesis(name: str, request: pytest.Fix
         assert prediction.attention is not None
         assert prediction.attention.shape == (len(prediction.target_words), len(prediction.source_words))
         assert prediction.alignment == sorted((int(row.argmax()), n) for n, row in enumerate(prediction.attention))
-        # The same by hand: the model is told the translation, and all its layers' maps are averaged by heads.
+        # Compute the same map from the translation: the layer before the last, averaged over heads.
         maps, batch = translator.compute_attention_maps(
             [TranslationExample(prediction.input, " ".join(prediction.target_words), "")]
         )
@@ -101,10 +101,7 @@ def test_attention_belongs_to_the_best_hypothesis(name: str, request: pytest.Fix
 
 def test_links_of_reference_translations(bahdanau: Run) -> None:
     translator = load_predictor(bahdanau, "cpu")
-    pairs = [
-        TranslationExample("we walk", "우리는 걷는다", ""),
-        TranslationExample("i run", "나는 달린다", ""),
-    ]
+    pairs = [TranslationExample("we walk", "우리는 걷는다", ""), TranslationExample("i run", "나는 달린다", "")]
     aligner = WordAligner(translator)
     links = [links.links for links in aligner.align(pairs, aligner.select_views(pairs))]
     assert [sorted(target for _, target in links) for links in links] == [[0, 1], [0, 1]]
@@ -129,7 +126,7 @@ def test_the_coverage_penalty_changes_scores(bahdanau: Run) -> None:
     plain = load_predictor(bahdanau, "cpu")
     covering = load_predictor(bahdanau, "cpu")
     covering.decode_config = TranslationDecodeConfig(coverage_penalty=5.0)
-    for translator in (plain, covering):  # hardly trained, it would say no EOS
+    for translator in (plain, covering):  # otherwise the untrained model hardly predicts EOS
         translator.model.generator.bias.data[EOS] += 4
     search = TranslationOptions(beam_size=4, n_best=4)
     prediction, other = (t.translate("we walk to the market", search, with_attention=False) for t in (plain, covering))
@@ -187,7 +184,7 @@ def test_a_test_set_does_not_change_the_validation_data(tmp_path: Path) -> None:
     )
     data_without_test.train_corpus()
     expected, actual = ([(p.source, p.target) for p in t.valid_split().examples] for t in (data_without_test, texts))
-    assert expected == actual  # whether or not there is a test set
+    assert expected == actual  # a test set makes no difference
     assert len(texts.test_split().examples) == 9
 
 
@@ -198,7 +195,7 @@ def test_neighbouring_pairs_are_also_concatenated(tmp_path: Path) -> None:
     joined = TranslationData(replace(config, max_concatenated_pairs=3), tmp_path).train_corpus()
     pairs = list(joined)
     assert [pair for pair in pairs if pair in plain] == plain
-    assert len(pairs) == 7 + 3 + 2  # two times three and three times two of the seven
+    assert len(pairs) == 7 + 3 + 2  # three concatenations of two pairs, and two of three
     longest = [pair for pair in pairs if len(pair.source.split()) == sum(len(x.source.split()) for x in plain[3:6])]
     assert [pair.target for pair in longest] == [" ".join(x.target for x in plain[3:6])]
     assert joined.fingerprint != TranslationData(config, tmp_path).train_corpus().fingerprint
@@ -206,8 +203,7 @@ def test_neighbouring_pairs_are_also_concatenated(tmp_path: Path) -> None:
         len(
             list(
                 TranslationData(
-                    TranslationDataConfig(builtin_size=10, held_out_size=3, max_concatenated_pairs=2),
-                    tmp_path,
+                    TranslationDataConfig(builtin_size=10, held_out_size=3, max_concatenated_pairs=2), tmp_path
                 ).train_corpus()
             )
         )
@@ -221,11 +217,7 @@ def test_preprocessing_is_applied_to_every_split(tmp_path: Path) -> None:
     texts = TranslationData(
         TranslationDataConfig(**named, source="en", target="fr", preprocessing="expand-contractions"), tmp_path
     )
-    for pair in (
-        next(iter(texts.train_corpus())),
-        texts.valid_split().examples[0],
-        texts.test_split().examples[0],
-    ):
+    for pair in (next(iter(texts.train_corpus())), texts.valid_split().examples[0], texts.test_split().examples[0]):
         assert (pair.source, pair.target) == ("let us go .", "allons - y de le cote de ici .")
     assert texts.preprocess("L'été", "target") == "le ete"
     assert texts.postprocess("le ete") == "le ete"
@@ -249,10 +241,7 @@ def test_embeddings_are_initialized_from_word_vectors(tmp_path: Path) -> None:
     run = Run.create_or_resume(
         tmp_path / "run",
         small_recipe(
-            "bahdanau",
-            "tokenizer.type=words",
-            f"word_vectors.source={tmp_path / 'words.vec'}",
-            "data.builtin_size=900",
+            "bahdanau", "tokenizer.type=words", f"word_vectors.source={tmp_path / 'words.vec'}", "data.builtin_size=900"
         ),
     )
     task = TranslationTask(run)
@@ -404,8 +393,8 @@ def test_packing_needs_a_transformer(tmp_path: Path) -> None:
         (["train.precision=float32"], False),
         (["model.attention_dropout=0.1"], False),  # of up to 256 tokens
         (["model.attention_dropout=0.1", "data.max_tokens=127"], True),
-        (["model.attention_dropout=0.1", "data.max_tokens=128"], False),  # and one that ends the sentence
-        (["model.attention_dropout=0.1", "data.max_tokens=127", "model.width=10"], False),  # heads 5 wide
+        (["model.attention_dropout=0.1", "data.max_tokens=128"], False),  # and EOS
+        (["model.attention_dropout=0.1", "data.max_tokens=127", "model.width=10"], False),  # heads of width 5
         (["model.attention_dropout=0.1", "data.packing=true"], True),
     ],
 )

@@ -45,7 +45,7 @@ def untrusted_run(transformer: Run, tmp_path: Path) -> Path:
     return shutil.copytree(transformer.folder, tmp_path / "stranger")
 
 
-# ------------------------------------------------------------------------------------------ nothing is run
+# ------------------------------------------------------------------------------------------ no code is run
 
 
 @pytest.mark.parametrize("model_type", ["stranger", "bert"])
@@ -64,7 +64,7 @@ def test_code_of_a_hugging_face_folder_is_not_run(
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     with pytest.raises(InputError, match="cannot be loaded"):
         capture_huggingface_model(folder, "a text", device="cpu")
-    assert sys.stdin.read() == "y\n" * 9  # nobody asked
+    assert sys.stdin.read() == "y\n" * 9  # there was no prompt
     assert not (folder / "RAN").exists()
 
 
@@ -107,7 +107,7 @@ def test_engine_files_depend_on_all_files_of_a_run(untrusted_run: Path, name: st
     assert engines.get_engine_files(run, "some", lambda folder: None) != first
 
 
-# --------------------------------------------------------------------------- nothing outside of it is read
+# --------------------------------------------------------------------------------- nothing outside is read
 
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "model.safetensors", "tokenizer.json"])

@@ -157,8 +157,7 @@ def test_every_symmetrization_combines_both_directions(aligner: WordAligner) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "indices"),
-    [("l'eau bout.", [0, 0, 1, 1]), ("a b", [0, 1]), ("x'y'z", [0, 0, 0]), ("", []), (".", [0])],
+    ("text", "indices"), [("l'eau bout.", [0, 0, 1, 1]), ("a b", [0, 1]), ("x'y'z", [0, 0, 0]), ("", []), (".", [0])]
 )
 def test_preprocessed_words_are_mapped_to_words_of_the_text(text: str, indices: list[int]) -> None:
     def preprocess(line: str) -> str:

@@ -28,15 +28,9 @@ from jumok.tasks.training import train
 QUIET = Console(quiet=True)
 KINDS = ("self_attentive", "hierarchical")
 TEXT = "The soup was awful. Overall the museum was splendid. My sister waited near the film."
-SMALL = [
-    "model.embedding_width=32",
-    "model.width=32",
-    "model.attention_width=32",
-    "model.dropout=0.1",
-    "train.batch_tokens=1024",
-]
-SMALL += ["train.learning_rate=1e-2", "train.warmup_steps=20", "train.max_epochs=4", "train.device=cpu"]
-SMALL += ["train.tensorboard=false", "train.validate_every=1000000"]
+SMALL = ["model.embedding_width=32", "model.width=32", "model.attention_width=32", "model.dropout=0.1"]
+SMALL += ["train.batch_tokens=1024", "train.learning_rate=1e-2", "train.warmup_steps=20", "train.max_epochs=4"]
+SMALL += ["train.device=cpu", "train.tensorboard=false", "train.validate_every=1000000"]
 
 
 def train_run(folder: Path, kind: str, *settings: str) -> Run:
@@ -63,7 +57,7 @@ def reviews(tmp_path: Path, count: int = 200) -> str:
     return table(tmp_path / "reviews.tsv", "text\tlabel", [review(rng) for _ in range(count)])
 
 
-# ---------------------------------------------------------------------------------------------- learning
+# ---------------------------------------------------------------------------------------------- training
 
 
 def test_the_decisive_sentence_is_attended_to(predictor: Any) -> None:
@@ -88,7 +82,7 @@ def test_highlighted_documents(predictor: Any) -> None:
     assert set(find_decisive_words(document.words)) == {5, 9}
     assert (document.sentence_weights is None) == (predictor.task.recipe.model.type == "self_attentive")
     assert document.num_hops == getattr(predictor.task.recipe.model, "num_hops", 1)
-    alone = predictor.highlight_texts([TEXT])[0]  # its neighbours in a batch do not matter
+    alone = predictor.highlight_texts([TEXT])[0]  # batching does not matter
     assert document.weights == pytest.approx(alone.weights, abs=1e-5)
 
 
@@ -169,7 +163,7 @@ def test_viewer_data_has_the_document_and_its_layers(predictor: Any) -> None:
     assert gone.sum() == pytest.approx(1, abs=1e-4)
 
 
-# ------------------------------------------------------------------------------- other data, other text
+# ------------------------------------------------------------------------------------------- other data
 
 
 def test_korean_subwords(tmp_path: Path) -> None:
@@ -195,8 +189,7 @@ def test_text_pairs(tmp_path: Path) -> None:
         "model.num_hops=2",
     ]
     predictor: Any = load_predictor(
-        train_run(tmp_path / "run", "self_attentive", *settings, "train.max_epochs=6", "train.batch_tokens=256"),
-        "cpu",
+        train_run(tmp_path / "run", "self_attentive", *settings, "train.max_epochs=6", "train.batch_tokens=256"), "cpu"
     )
     assert predictor.score_examples(predictor.task.load_split("test").examples).metrics["accuracy"] > 0.9
     assert predictor.classify("the sad", "a lovely").label == "1"
@@ -251,12 +244,12 @@ def test_embeddings_are_initialized_from_word_vectors(tmp_path: Path) -> None:
     assert predictor.model.embedding.weight[ids[0]].detach().numpy() == pytest.approx(np.full(32, 0.5), abs=1e-5)
 
 
-# --------------------------------------------------------------------------------------------- bad input
+# ----------------------------------------------------------------------------------------- invalid input
 
 
 def test_empty_short_and_long_texts(predictor: Any) -> None:
     assert sum(probability for _, probability in predictor.classify("").classes) == pytest.approx(1)
-    assert len([document.label for document in predictor.predict(["", "overall"], NBestOptions())]) == 2
+    assert len([prediction.label for prediction in predictor.predict(["", "overall"], NBestOptions())]) == 2
     for text in ("", "  \n"):
         with pytest.raises(InputError, match="the text has no words"):
             predictor.build_viewer_data(text)
@@ -310,9 +303,9 @@ def test_resuming_needs_the_same_data(kind: str, tmp_path: Path) -> None:
     train_run(tmp_path / "whole", kind, *settings, "train.max_steps=24")
     half = train_run(tmp_path / "half", kind, *settings, "train.max_steps=6")
     train_run(half.folder, kind, *settings, "train.max_steps=24")
-    document, two = (load_predictor(Run.open(tmp_path / name), "cpu").model.state_dict() for name in ("whole", "half"))
-    assert all(torch.equal(x, two[name]) for name, x in document.items())
-    assert document["bigrams.bigram_codes"].unique().numel() > 20  # those of the data
+    whole, resumed = (load_predictor(Run.open(tmp_path / name), "cpu").model.state_dict() for name in ("whole", "half"))
+    assert all(torch.equal(x, resumed[name]) for name, x in whole.items())
+    assert whole["bigrams.bigram_codes"].unique().numel() > 20  # fitted to the data
     Path(path).write_text(Path(path).read_text() + "something new\t1\n", encoding="utf-8")
     with pytest.raises(InputError, match="the data has changed"):
         train_run(half.folder, kind, *settings, "train.max_steps=25")

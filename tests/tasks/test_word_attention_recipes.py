@@ -21,21 +21,9 @@ from jumok.tasks.options import NBestOptions
 from jumok.tasks.training import train
 
 NAMES = [name for name in recipe.list_builtin() if name.startswith(("self_attentive/", "hierarchical/"))]
-SMALL = [
-    "model.embedding_width=8",
-    "model.width=8",
-    "model.attention_width=8",
-    "data.held_out_size=20",
-    "data.builtin_size=120",
-]
-SMALL += [
-    "tokenizer.vocab_size=400",
-    "train.max_epochs=null",
-    "train.max_steps=3",
-    "train.warmup_steps=1",
-    "train.batch_tokens=256",
-]
-SMALL += ["train.device=cpu", "train.tensorboard=false"]
+SMALL = ["model.embedding_width=8", "model.width=8", "model.attention_width=8", "data.held_out_size=20"]
+SMALL += ["data.builtin_size=120", "tokenizer.vocab_size=400", "train.max_epochs=null", "train.max_steps=3"]
+SMALL += ["train.warmup_steps=1", "train.batch_tokens=256", "train.device=cpu", "train.tensorboard=false"]
 STARS = (1, 2, 3, 4, 7, 8, 9, 10)
 
 

@@ -12,28 +12,13 @@ from jumok.run import Run
 from jumok.tasks import build_task
 from jumok.tasks.training import train
 
-# Small enough for a test; what a recipe is about stays as it is.
-SMALL = [
-    "train.max_steps=3",
-    "train.batch_tokens=256",
-    "train.validate_every=3",
-    "train.log_every=1",
-    "train.warmup_steps=2",
-]
-SMALL += [
-    "tokenizer.vocab_size=400",
-    "train.device=cpu",
-    "train.average_checkpoints=0",
-    "train.tensorboard=false",
-]
+# Settings that make training fast.
+SMALL = ["train.max_steps=3", "train.batch_tokens=256", "train.validate_every=3", "train.log_every=1"]
+SMALL += ["train.warmup_steps=2", "tokenizer.vocab_size=400", "train.device=cpu", "train.average_checkpoints=0"]
+SMALL += ["train.tensorboard=false"]
 SIZES = {
     "seq2seq": ["model.width=8", "model.embedding_width=8"],
-    "convolutional": [
-        "model.width=8",
-        "model.embedding_width=8",
-        "model.encoder_layers=2",
-        "model.decoder_layers=2",
-    ],
+    "convolutional": ["model.width=8", "model.embedding_width=8", "model.encoder_layers=2", "model.decoder_layers=2"],
     "transformer": [
         "model.width=8",
         "model.num_heads=2",

@@ -24,7 +24,7 @@ example.
     The prediction (:class:`jumok.tasks.base.Prediction`): a frozen dataclass with ``to_dict``, its JSON fields, and
     ``format_lines``, its lines of text. The predictor (:class:`jumok.tasks.base.Predictor`): a loaded model with its
     tokenizer. The base classes in :mod:`jumok.tasks.predictors` do more: ``ChunkedPredictor`` predicts lines in chunks,
-    ``SupervisedPredictor`` loads and scores labelled data, and ``BertPredictor`` also shows the attention of BERT. A
+    ``SupervisedPredictor`` loads and scores labelled data, and ``FineTunedPredictor`` is both, for BERT. A
     model without attention sets ``has_attention = False``, and raises an ``InputError`` where attention is drawn.
 
 ``api.py`` (optional)

@@ -152,8 +152,7 @@ class BeamSearchRequest(TaskRequest):
     """Fields of requests for generated text."""
 
     beam_size: Annotated[
-        int | None,
-        Field(ge=1, description="Beam size. 1 means greedy search. Defaults to the value of the recipe."),
+        int | None, Field(ge=1, description="Beam size. 1 means greedy search. Defaults to the value of the recipe.")
     ] = None
     n_best: Annotated[int, Field(ge=1, description="Number of predictions, best first.")] = 1
 

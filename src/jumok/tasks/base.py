@@ -223,12 +223,7 @@ class Predictor(Protocol[P_co, O_contra]):
 
     @abstractmethod
     def score_split(
-        self,
-        split: Any,
-        options: O_contra,
-        *,
-        detailed: bool = False,
-        scored_like: Evaluation | None = None,
+        self, split: Any, options: O_contra, *, detailed: bool = False, scored_like: Evaluation | None = None
     ) -> Evaluation:
         """Score the model on a split.
 

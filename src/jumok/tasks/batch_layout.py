@@ -38,11 +38,7 @@ class BatchLayout(NamedTuple):
 
 
 def resolve_packing(
-    setting: AutoBool,
-    model_config: AttentionSizes,
-    max_tokens: int,
-    train_config: TrainConfig,
-    device: torch.device,
+    setting: AutoBool, model_config: AttentionSizes, max_tokens: int, train_config: TrainConfig, device: torch.device
 ) -> bool:
     """Whether to pack sequences of up to ``max_tokens`` tokens. ``auto`` means where that is fastest."""
     if setting != "auto":

@@ -22,12 +22,7 @@ from jumok.tasks.options import PredictOptions
 
 
 def compare(
-    runs: Sequence[Run],
-    split_name: str,
-    options: PredictOptions,
-    output_folder: Path,
-    device: str,
-    console: Console,
+    runs: Sequence[Run], split_name: str, options: PredictOptions, output_folder: Path, device: str, console: Console
 ) -> list[BootstrapResult]:
     """Score several runs on the same examples: the main metric with confidence intervals and p-values.
 

@@ -22,12 +22,12 @@ class PredictOptions:
 
         An option that the task does not have is an error.
         """
-        given = {name: value for name, value in values.items() if value is not None}
+        values = {name: value for name, value in values.items() if value is not None}
         supported = {field.name for field in fields(cls)}
-        unsupported = [f"--{name.replace('_', '-')}" for name in given if name not in supported]
+        unsupported = [f"--{name.replace('_', '-')}" for name in values if name not in supported]
         if unsupported:
             raise InputError(f"{', '.join(unsupported)}: {cls.unsupported_hint}")
-        return cls(**given)
+        return cls(**values)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from jumok.tasks.supervised import SupervisedTask
 from jumok.training import ValidationReport
 
 if TYPE_CHECKING:
+    from jumok.look.capture.captures import Captures
     from jumok.look.viewer.comparison import Ablations
     from jumok.look.viewer.viewer_data import ViewerData
 
@@ -161,8 +162,41 @@ def compute_mean_losses(model: Any, dataset: Any, device: torch.device) -> dict[
     return {name: total / count if count else math.nan for name, total in sums.items()}
 
 
-class BertPredictor(SupervisedPredictor[P_co, NBestOptions], ChunkedPredictor[P_co, NBestOptions]):
-    """A predictor with a fine-tuned BERT. A subclass adds ``parse_line``, ``predict_chunk`` and ``score_examples``."""
+class BertPredictor(ChunkedPredictor[P_co, O_contra]):
+    """A predictor with a BERT: it captures and draws its attention, and exports it."""
+
+    @torch.inference_mode()
+    def capture_attention(self, ids: Sequence[int], segments: Sequence[int]) -> Captures:
+        """Capture all attention for one text, or for two."""
+        from jumok.look.capture.watch import watch
+
+        batch = TextBatch.from_sequences([ids], [segments]).to(self.device)
+        with watch(self.model, self.tokenizer) as captures:
+            self.model.bert.encode(batch.tokens, batch.segments)
+        return captures
+
+    def draw_row(self, ids: Sequence[int], segments: Sequence[int], path: Path, title: str = "") -> Path:
+        """Draw the attention of the last layer, averaged over its heads. Rows are queries, columns are keys."""
+        from jumok.look.figures.plots import draw_heat_map
+
+        weights = self.capture_attention(ids, segments)[-1].weights(batch=0).float().mean(0)
+        tokens = self.tokenizer.ids_to_tokens(ids)
+        return draw_heat_map(weights.cpu(), tokens, tokens, path, title=title)
+
+    def export(self, format_name: str, folder: Path) -> None:
+        """Write the model as a Hugging Face folder (``hf``)."""
+        if format_name != "hf":
+            raise InputError(f"--format {format_name}: a BERT can be exported to hf")
+        from jumok.export.bert import export_bert
+
+        export_bert(self.model, self.tokenizer, folder, labels=self.labels)
+
+
+class FineTunedPredictor(SupervisedPredictor[P_co, NBestOptions], BertPredictor[P_co, NBestOptions]):
+    """A predictor with a fine-tuned BERT.
+
+    A subclass adds ``parse_line``, ``predict_chunk``, ``encode`` and ``score_examples``.
+    """
 
     task: BertTask[Any, Any]
     tokenizer: WordPieceTokenizer
@@ -234,7 +268,7 @@ class BertPredictor(SupervisedPredictor[P_co, NBestOptions], ChunkedPredictor[P_
             label = " ".join(prediction.format_lines(n_best=False)).replace("\t", " ")
             title = f"{text}  →  {label}"
             return ViewerData.from_captures(
-                self._capture_attention(row),
+                self.capture_attention(row.ids, row.segments),
                 title=f"{window_note}: {title}" if window_note else title,
                 label=label,
             )
@@ -242,27 +276,6 @@ class BertPredictor(SupervisedPredictor[P_co, NBestOptions], ChunkedPredictor[P_
         return capture
 
     def draw_attention(self, prediction: Any, path: Path, title: str = "") -> Path:
-        """Draw the attention of the last layer, averaged over its heads. Rows are queries, columns are keys."""
-        from jumok.look.figures.plots import draw_heat_map
-
         row, window_note = self._encode_first_window(prediction.input)
-        weights = self._capture_attention(row)[-1].weights(batch=0).float().mean(0)
-        tokens = self.tokenizer.ids_to_tokens(row.ids)
-        return draw_heat_map(weights, tokens, tokens, path, title=", ".join(filter(None, (title, window_note))))
-
-    @torch.inference_mode()
-    def _capture_attention(self, row: EncodedText) -> Any:
-        from jumok.look.capture.watch import watch
-
-        batch = TextBatch.from_sequences([row.ids], [row.segments]).to(self.device)
-        with watch(self.model, self.tokenizer) as captures:
-            self.model.logits(batch)
-        return captures
-
-    def export(self, format_name: str, folder: Path) -> None:
-        """Write the model as a Hugging Face folder (``hf``)."""
-        if format_name != "hf":
-            raise InputError(f"--format {format_name}: a BERT can be exported to hf")
-        from jumok.export.bert import export_bert
-
-        export_bert(self.model, self.tokenizer, folder, labels=self.labels)
+        title = ", ".join(filter(None, (title, window_note)))
+        return self.draw_row(row.ids, row.segments, path, title)

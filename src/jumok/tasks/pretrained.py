@@ -1,13 +1,16 @@
-"""Pretrained BERT models: from a run, a Hugging Face folder, or such a folder inside a Python package."""
+"""Pretrained weights: word vectors, and BERT models from a run, a Hugging Face folder or a Python package."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from jumok.data.readers import word_vectors
 from jumok.data.tokenizers.wordpiece import WordPieceConfig, WordPieceTokenizer
 from jumok.errors import InputError, MissingExtra
 from jumok.models.bert import Bert
@@ -27,6 +30,13 @@ def build_wordpiece_tokenizer(config: WordPieceConfig, texts: Iterable[str]) -> 
         strip_accents=config.strip_accents,
         initial_alphabet=config.initial_alphabet,
     )
+
+
+def init_embedding(path: str, embedding: nn.Embedding, words: Sequence[str], unit: str) -> str:
+    """Initialize an embedding from a file of word vectors. Returns a message."""
+    vectors = word_vectors.read_word_vectors(Path(path), words)
+    count = word_vectors.fill_embedding(embedding, words, vectors)
+    return f"{count:,} of {len(words):,} {unit} are initialized from {path}"
 
 
 def load_pretrained_encoder(source: str) -> tuple[Bert, WordPieceTokenizer]:

@@ -49,13 +49,7 @@ def train(task: Task[Any], console: Console) -> TrainingSummary:
         if ranks.is_main:
             print_lines(console, [*messages, task.describe_model(model, tokenizer, dataset)])
         summary = train_model(
-            model,
-            dataset,
-            config,
-            run.folder,
-            validate=Validator(task, tokenizer),
-            console=console,
-            ranks=ranks,
+            model, dataset, config, run.folder, validate=Validator(task, tokenizer), console=console, ranks=ranks
         )
     if ranks.is_main:
         print_lines(console, _format_next_commands(task))

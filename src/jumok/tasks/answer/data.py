@@ -50,19 +50,12 @@ class EncodedQuestion:
     def build_answer(self, first_piece: int, last_piece: int) -> ContextSpan:
         """The text from one piece of the context to another, inclusive."""
         return extract_answer(
-            self.question.context,
-            self.context_pieces.offsets,
-            first_piece,
-            last_piece,
-            self._grapheme_boundaries,
+            self.question.context, self.context_pieces.offsets, first_piece, last_piece, self._grapheme_boundaries
         )
 
 
 def encode_questions(
-    examples: Iterable[AnswerExample],
-    tokenizer: WordPieceTokenizer,
-    max_tokens: int,
-    config: AnswerDataConfig,
+    examples: Iterable[AnswerExample], tokenizer: WordPieceTokenizer, max_tokens: int, config: AnswerDataConfig
 ) -> Iterator[EncodedQuestion | InvalidExample]:
     """Encode questions with the windows of their contexts."""
     for chunk in iterate_chunks(examples, QUESTIONS_PER_CHUNK):

@@ -8,12 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jumok.data.readers.squad import AnswerExample, ContextSpan
-from jumok.metrics.question_answering import (
-    answer_f1,
-    is_exact_match,
-    score_answers,
-    select_gold_answers,
-)
+from jumok.metrics.question_answering import answer_f1, is_exact_match, score_answers, select_gold_answers
 from jumok.tasks.answer.config import AnswerEvaluationConfig
 from jumok.tasks.answer.data import EncodedQuestion
 from jumok.tasks.base import Evaluation

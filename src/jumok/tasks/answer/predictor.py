@@ -24,7 +24,7 @@ from jumok.tasks.answer.data import (
 )
 from jumok.tasks.base import Evaluation, Prediction
 from jumok.tasks.options import NBestOptions
-from jumok.tasks.predictors import BertPredictor
+from jumok.tasks.predictors import FineTunedPredictor
 
 if TYPE_CHECKING:
     from jumok.tasks.answer.task import AnswerTask
@@ -64,7 +64,7 @@ class AnswerPrediction(Prediction):
             yield " ||| ".join([str(self.index), *fields]) if n_best else "\t".join(fields)
 
 
-class AnswerPredictor(BertPredictor[AnswerPrediction]):
+class AnswerPredictor(FineTunedPredictor[AnswerPrediction]):
     """A model that answers questions about texts.
 
     >>> model = jumok.load("runs/bert-xquad-en")  # doctest: +SKIP
@@ -110,11 +110,7 @@ class AnswerPredictor(BertPredictor[AnswerPrediction]):
         return sum(len(row.ids) for row in self.encode_windows(build_question(question, context)))
 
     def score_examples(
-        self,
-        examples: Sequence[AnswerExample],
-        options: NBestOptions | None = None,
-        *,
-        detailed: bool = False,
+        self, examples: Sequence[AnswerExample], options: NBestOptions | None = None, *, detailed: bool = False
     ) -> Evaluation:
         encoded = self._encode_questions(examples, None)
         predictions = [answers[0] for answers in self._predict_encoded(encoded, 1)]

@@ -23,18 +23,13 @@ from jumok.inference.line_io import iterate_chunks
 from jumok.models.bert import BertClassifier, BertConfig
 from jumok.tasks.classify.config import BertClassificationRecipe
 from jumok.tasks.classify.data import ClassificationTask
-from jumok.tasks.classify.predictor import (
-    TEXTS_PER_CHUNK,
-    ClassificationPrediction,
-    ClassificationPredictor,
-)
+from jumok.tasks.classify.predictor import TEXTS_PER_CHUNK, ClassificationPrediction, ClassificationPredictor
 from jumok.tasks.fine_tuning import TOO_LONG_HINT, BertTask
-from jumok.tasks.predictors import BertPredictor
+from jumok.tasks.predictors import FineTunedPredictor
 
 
 class BertClassificationTask(
-    ClassificationTask["BertClassificationPredictor"],
-    BertTask[ClassificationExample, "BertClassificationPredictor"],
+    ClassificationTask["BertClassificationPredictor"], BertTask[ClassificationExample, "BertClassificationPredictor"]
 ):
     """Classification by BERT."""
 
@@ -51,7 +46,7 @@ class BertClassificationTask(
         return BertClassificationPredictor(self, model, tokenizer)
 
 
-class BertClassificationPredictor(ClassificationPredictor, BertPredictor[ClassificationPrediction]):
+class BertClassificationPredictor(ClassificationPredictor, FineTunedPredictor[ClassificationPrediction]):
     """A BERT that classifies texts."""
 
     task: BertClassificationTask

@@ -8,14 +8,7 @@ from typing import Literal
 from jumok.data.tokenizers.word_tokenizer import WordTokenizerConfig
 from jumok.models.hierarchical import HierarchicalConfig
 from jumok.models.self_attentive import SelfAttentiveConfig
-from jumok.tasks.config import (
-    BertDataConfig,
-    BertRecipe,
-    ColumnName,
-    DataConfig,
-    DataSource,
-    RecipeSection,
-)
+from jumok.tasks.config import BertDataConfig, BertRecipe, ColumnName, DataConfig, DataSource, RecipeSection
 from jumok.training import TrainConfig
 
 BUILTIN_DATASET = "decisive-words-en"

@@ -7,12 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from jumok.data.builtin import decisive_words
 from jumok.data.readers import classification
-from jumok.data.readers.classification import (
-    ClassificationColumns,
-    ClassificationExample,
-    LabelSet,
-    unescape_treebank,
-)
+from jumok.data.readers.classification import ClassificationColumns, ClassificationExample, LabelSet, unescape_treebank
 from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.errors import InputError
 from jumok.tasks import jsonl_input

@@ -19,11 +19,7 @@ from rich.padding import Padding
 
 from jumok.data.readers.classification import ClassificationExample, LabelSet
 from jumok.files import atomic_write, remove_atomically, write_text
-from jumok.look.viewer.error_page import (
-    MisclassifiedText,
-    format_for_terminal,
-    render_error_page,
-)
+from jumok.look.viewer.error_page import MisclassifiedText, format_for_terminal, render_error_page
 from jumok.tasks.classify.faithfulness import AttentionHighlighter, highlight_in_batches
 
 NUM_ERRORS_SHOWN, NUM_ERRORS_ON_PAGE = 5, 20
@@ -98,11 +94,7 @@ def _format_error_line(error: MisclassifiedText) -> str:
     content: dict[str, Any] = {"text": error.text}
     if error.text_pair is not None:
         content["text_pair"] = error.text_pair
-    content |= {
-        "prediction": error.prediction,
-        "target": error.label,
-        "probability": round(error.probability, 6),
-    }
+    content |= {"prediction": error.prediction, "target": error.label, "probability": round(error.probability, 6)}
     if error.document is not None:
         weights = error.document.get_word_weights()
         content["words"] = [

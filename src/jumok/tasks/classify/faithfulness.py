@@ -115,12 +115,7 @@ def compute_faithfulness(
             on_progress=lambda done: status.update(f"removing words: {done:,} of {count:,} texts"),
         )
     result = dataclasses.replace(result, num_skipped=count - result.num_texts)
-    return result, {
-        "num_sampled": count,
-        "num_texts": len(texts),
-        "seed": seed,
-        "agreement": float(np.mean(agrees)),
-    }
+    return result, {"num_sampled": count, "num_texts": len(texts), "seed": seed, "agreement": float(np.mean(agrees))}
 
 
 def highlight_in_batches(predictor: AttentionHighlighter, texts: Sequence[str]) -> Iterator[AttendedDocument | None]:

@@ -134,11 +134,7 @@ class ClassificationPredictor(
     # ---------------------------------------------------------------------------------------------------- scores
 
     def score_examples(
-        self,
-        examples: Sequence[ClassificationExample],
-        options: NBestOptions | None = None,
-        *,
-        detailed: bool = False,
+        self, examples: Sequence[ClassificationExample], options: NBestOptions | None = None, *, detailed: bool = False
     ) -> Evaluation:
         outputs = self.predict_outputs(examples, None)
         if self.task.data_config.regression:

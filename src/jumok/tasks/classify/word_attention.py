@@ -28,7 +28,6 @@ from jumok.data.batching.documents import DocumentBatcher
 from jumok.data.batching.text_pairs import TextPairBatcher
 from jumok.data.batching.texts import EncodedText, TextBatcher
 from jumok.data.builtin import decisive_words
-from jumok.data.readers import word_vectors
 from jumok.data.readers.classification import ClassificationExample
 from jumok.data.tokenizers.word_tokenizer import SegmentedText, WordSentences, WordTokenizer, segment_text
 from jumok.errors import InputError
@@ -43,6 +42,7 @@ from jumok.tasks.classify.data import ClassificationTask
 from jumok.tasks.classify.predictor import TEXTS_PER_CHUNK, ClassificationPredictor
 from jumok.tasks.options import NBestOptions
 from jumok.tasks.predictors import compute_mean_loss
+from jumok.tasks.pretrained import init_embedding
 from jumok.training import DistributedRanks
 
 if TYPE_CHECKING:
@@ -108,12 +108,7 @@ class WordAttentionTask(ClassificationTask["WordAttentionPredictor"]):
         )
 
     def build_batches(
-        self,
-        encoded: Sequence[WordAttentionEncoding],
-        *,
-        batch_tokens: int,
-        seed: int = 0,
-        fixed_shapes: bool = False,
+        self, encoded: Sequence[WordAttentionEncoding], *, batch_tokens: int, seed: int = 0, fixed_shapes: bool = False
     ) -> TextBatcher | DocumentBatcher | TextPairBatcher:
         """Build batches. Batches of documents never have fixed shapes, and are fast without them."""
         labels: Any = [example.target for example in encoded]
@@ -142,9 +137,7 @@ class WordAttentionTask(ClassificationTask["WordAttentionPredictor"]):
         if path is None:
             return []
         words = tokenizer.ids_to_tokens(range(tokenizer.vocab_size))
-        vectors = word_vectors.read_word_vectors(Path(path), words)
-        count = word_vectors.fill_embedding(model.embedding, words, vectors)
-        return [f"{count:,} of {len(words):,} words are initialized from {path}"]
+        return [init_embedding(path, model.embedding, words, "words")]
 
     def describe_model(self, model: nn.Module, tokenizer: WordTokenizer, dataset: FingerprintedDataset) -> str:
         return (
@@ -221,11 +214,7 @@ class WordAttentionPredictor(ClassificationPredictor):
         return compute_mean_loss(self.model, dataset, self.device)
 
     def score_examples(
-        self,
-        examples: Sequence[ClassificationExample],
-        options: NBestOptions | None = None,
-        *,
-        detailed: bool = False,
+        self, examples: Sequence[ClassificationExample], options: NBestOptions | None = None, *, detailed: bool = False
     ) -> Evaluation:
         """For built-in documents, also measure how often the model attends to the decisive words."""
         evaluation = super().score_examples(examples, options, detailed=detailed)
@@ -355,12 +344,7 @@ class WordAttentionPredictor(ClassificationPredictor):
                 np.add.at(weights.T, self._compute_word_indices(example), token_weights.T)
             documents.append(
                 AttendedDocument(
-                    words,
-                    tuple(spaces),
-                    offsets,
-                    weights,
-                    sentence_weights,
-                    self._rank_labels(outputs[index]),
+                    words, tuple(spaces), offsets, weights, sentence_weights, self._rank_labels(outputs[index])
                 )
             )
         return documents
@@ -377,7 +361,7 @@ class WordAttentionPredictor(ClassificationPredictor):
                 sentence_weights = all_sentence_weights[row, :size]
                 lengths = batch.tokens.lengths[first : first + size]
                 rows = zip(sentence_weights, word_weights[first : first + size], lengths, strict=True)
-                weighted = [share * weights[:length] for share, weights, length in rows]
+                weighted = [sentence_weight * weights[:length] for sentence_weight, weights, length in rows]
                 yield np.concatenate(weighted)[None], sentence_weights
                 first += size
             return

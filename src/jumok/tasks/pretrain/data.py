@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,6 @@ class PretrainingData:
 
     def held_out_documents(self, split_name: str) -> DocumentCorpus:
         """The validation or test documents."""
-        if split_name not in HashedHoldOut.NAMES:
-            raise InputError(f"--split {split_name}: it is test or valid")
         data_source: DataSource | None = getattr(self.config, split_name)
         if data_source is not None:
             return self._open_documents(data_source, split_name)
@@ -95,12 +93,11 @@ class PretrainingData:
 class PretrainingSplit(DatasetSplit[Any]):
     """Held-out documents as sequences with masked tokens, the same ones every time."""
 
-    batcher: PretrainingBatcher | None = None
-    vocabulary: str = ""  # the fingerprint of the tokenizer
+    batcher: PretrainingBatcher = field(kw_only=True)
+    vocabulary: str = field(kw_only=True)  # the fingerprint of the tokenizer
 
     @property
     def store(self) -> DocumentStore:
-        assert self.batcher is not None
         return self.batcher.store
 
     @property
@@ -112,15 +109,10 @@ class PretrainingSplit(DatasetSplit[Any]):
         return self.store.summary
 
     def comparison_key(self) -> Mapping[str, Any]:
-        assert self.batcher is not None
         digest = hashlib.sha256(self.store.documents.tobytes())
         for array in (self.store.sentences.offsets, self.store.sentences.ids):
             digest.update(array.tobytes())
-        return {
-            "vocabulary": self.vocabulary,
-            "masking": asdict(self.batcher.config),
-            "data": digest.hexdigest(),
-        }
+        return {"vocabulary": self.vocabulary, "masking": asdict(self.batcher.config), "data": digest.hexdigest()}
 
 
 def load_pretraining_split(run: Run, tokenizer: WordPieceTokenizer, split_name: str) -> PretrainingSplit:
@@ -130,4 +122,4 @@ def load_pretraining_split(run: Run, tokenizer: WordPieceTokenizer, split_name: 
     store = prepare_document_store(run.folder / "data" / split_name, texts, tokenizer)
     max_tokens = max(MAX_BATCH_TOKENS, 2 * masking.sequence_length)
     batcher = PretrainingBatcher(store, tokenizer, masking, max_tokens=max_tokens, seed=MASKING_SEED)
-    return PretrainingSplit(split_name, (), store.skipped, batcher, tokenizer.fingerprint)
+    return PretrainingSplit(split_name, (), store.skipped, batcher=batcher, vocabulary=tokenizer.fingerprint)

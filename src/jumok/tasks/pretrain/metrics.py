@@ -85,10 +85,7 @@ def build_evaluation(run: Run, scores: PretrainingScores, *, detailed: bool = Fa
             ("loss", f"{scores.loss:.4f}", ""),
         ],
         figures=figures,
-        comparison_columns={
-            "next sentence": f"{scores.nsp_accuracy:.4f}",
-            "perplexity": f"{scores.perplexity:.3f}",
-        },
+        comparison_columns={"next sentence": f"{scores.nsp_accuracy:.4f}", "perplexity": f"{scores.perplexity:.3f}"},
     )
 
 

@@ -25,7 +25,7 @@ from jumok.run import Run
 from jumok.tasks.base import Evaluation, Prediction, SplitName
 from jumok.tasks.jsonl_input import split_pair
 from jumok.tasks.options import PredictOptions
-from jumok.tasks.predictors import ChunkedPredictor, group_by_length
+from jumok.tasks.predictors import BertPredictor, group_by_length
 from jumok.tasks.pretrain import metrics as pretrain_metrics
 from jumok.tasks.pretrain.data import PretrainingSplit, load_pretraining_split
 from jumok.training import ValidationReport, compute_attention_health
@@ -75,7 +75,7 @@ class FillMaskPrediction(Prediction):
         yield "\t".join(fields)
 
 
-class FillMaskPredictor(ChunkedPredictor[FillMaskPrediction, FillMaskOptions]):
+class FillMaskPredictor(BertPredictor[FillMaskPrediction, FillMaskOptions]):
     """A pretrained model with its tokenizer.
 
     >>> bert = jumok.load("runs/bert-wiki")  # doctest: +SKIP
@@ -190,15 +190,7 @@ class FillMaskPredictor(ChunkedPredictor[FillMaskPrediction, FillMaskOptions]):
     # ------------------------------------------------------------------------------------------------- attention
 
     def draw_attention(self, prediction: FillMaskPrediction, path: Path, title: str = "") -> Path:
-        """Draw the attention of the last layer, averaged over its heads."""
-        from jumok.look.figures.plots import draw_heat_map
-
-        row = self._encode_masked_line(prediction.index, prediction.input)
-        batch = self._build_batch([row])
-        with torch.inference_mode():
-            weights = compute_attention_maps(self.model.bert, batch)[-1][0].float().mean(0)
-        tokens = self.tokenizer.ids_to_tokens(row[0])
-        return draw_heat_map(weights.cpu(), tokens, tokens, path, title=title)
+        return self.draw_row(*self._encode_masked_line(prediction.index, prediction.input), path, title)
 
     def build_viewer_data(
         self,
@@ -209,17 +201,14 @@ class FillMaskPredictor(ChunkedPredictor[FillMaskPrediction, FillMaskOptions]):
         ablations: Ablations | None = None,
     ) -> list[ViewerData]:
         """Capture all attention for one text, or for two; with ``ablations``, a second time with those."""
-        from jumok.look.capture.watch import watch
         from jumok.look.viewer.comparison import compare_with_ablation
         from jumok.look.viewer.viewer_data import ViewerData
 
         line = text if target is None else f"{text} ||| {target}"
-        batch = self._build_batch([self._encode_line(0, line)])
+        row = self._encode_line(0, line)
 
         def capture() -> ViewerData:
-            with torch.inference_mode(), watch(self.model, self.tokenizer) as captures:
-                self.model.bert.encode(batch.tokens, batch.segments)
-            return ViewerData.from_captures(captures, title=" ||| ".join(split_pair(line)))
+            return ViewerData.from_captures(self.capture_attention(*row), title=" ||| ".join(split_pair(line)))
 
         return compare_with_ablation(self.model, ablations, capture)
 
@@ -236,13 +225,11 @@ class FillMaskPredictor(ChunkedPredictor[FillMaskPrediction, FillMaskOptions]):
         detailed: bool = False,
         scored_like: Evaluation | None = None,
     ) -> Evaluation:
-        assert split.batcher is not None
         scores = pretrain_metrics.score_model(self.model, split.batcher)
         return pretrain_metrics.build_evaluation(self.run, scores, detailed=detailed)
 
     def validate(self, split: PretrainingSplit) -> ValidationReport:
         """Both accuracies, perplexity, and the health of the attention."""
-        assert split.batcher is not None
         metrics = pretrain_metrics.score_model(self.model, split.batcher).validation_metrics
         indices = split.batcher.batches(0)[0][:NUM_HEALTH_EXAMPLES]
         batch = split.batcher.collate(indices).to(self.device)
@@ -250,14 +237,6 @@ class FillMaskPredictor(ChunkedPredictor[FillMaskPrediction, FillMaskOptions]):
         metrics |= compute_attention_health(maps, batch.tokens.lengths)
         samples = pretrain_metrics.format_samples(self.model, self.tokenizer, batch)
         return ValidationReport(metrics, select_by="loss", higher_is_better=False, samples=samples)
-
-    def export(self, format_name: str, folder: Path) -> None:
-        """Write the model as a Hugging Face folder (``hf``)."""
-        if format_name != "hf":
-            raise InputError(f"--format {format_name}: a pretraining run can be exported to hf")
-        from jumok.export.bert import export_bert
-
-        export_bert(self.model, self.tokenizer, folder)
 
 
 def compute_attention_maps(bert: Bert, batch: Any) -> list[Tensor]:

@@ -25,11 +25,7 @@ from jumok.tasks.batch_layout import resolve_batch_layout, resolve_packing
 from jumok.tasks.pretrain.config import PretrainingRecipe
 from jumok.tasks.pretrain.data import PretrainingData
 from jumok.tasks.pretrain.predictor import FillMaskOptions, FillMaskPredictor
-from jumok.tasks.pretrained import (
-    build_wordpiece_tokenizer,
-    load_pretrained_encoder,
-    load_pretrained_model,
-)
+from jumok.tasks.pretrained import build_wordpiece_tokenizer, load_pretrained_encoder, load_pretrained_model
 from jumok.training import DistributedRanks
 
 

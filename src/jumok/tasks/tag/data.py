@@ -10,13 +10,7 @@ from jumok.batches.tokens import IGNORE
 from jumok.data.batching.texts import EncodedText
 from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.data.readers.tagging import TaggingExample, label_first_pieces
-from jumok.data.tokenizers.segmentation import (
-    COMBINING_MARKS,
-    LETTERS,
-    NOT_SYMBOL,
-    SPACELESS_SYLLABLE,
-    SYMBOL,
-)
+from jumok.data.tokenizers.segmentation import COMBINING_MARKS, LETTERS, NOT_SYMBOL, SPACELESS_SYLLABLE, SYMBOL
 from jumok.data.tokenizers.windows import TokenWindow, find_central_window, make_windows
 from jumok.data.tokenizers.wordpiece import WordPieceEncoding, WordPieceTokenizer
 from jumok.inference.line_io import iterate_chunks

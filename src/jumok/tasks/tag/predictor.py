@@ -11,19 +11,13 @@ import numpy as np
 from jumok.batches.tokens import IGNORE
 from jumok.data.batching.texts import EncodedText
 from jumok.data.readers.invalid_examples import InvalidExample
-from jumok.data.readers.tagging import (
-    Entity,
-    TaggingExample,
-    convert_to_iob2,
-    extract_entities,
-    label_first_pieces,
-)
+from jumok.data.readers.tagging import Entity, TaggingExample, convert_to_iob2, extract_entities, label_first_pieces
 from jumok.data.tokenizers.windows import find_central_window
 from jumok.errors import InputError
 from jumok.models.bert import BertTagger
 from jumok.tasks.base import Evaluation, Prediction
 from jumok.tasks.options import NBestOptions
-from jumok.tasks.predictors import BertPredictor
+from jumok.tasks.predictors import FineTunedPredictor
 from jumok.tasks.tag import metrics as tag_metrics
 from jumok.tasks.tag.data import WORD_PATTERN, encode_sentences, locate_pieces, split_windows
 
@@ -62,14 +56,14 @@ class TaggingPrediction(Prediction):
 
     def format_lines(self, *, n_best: bool) -> Iterator[str]:
         """The line with its entities in brackets."""
-        line, done = "", 0
+        text, end = "", 0
         for entity in self.to_entity_dicts():
-            line += f"{self.input[done : entity['start']]}[{entity['text']}]({entity['type']})"
-            done = entity["end"]
-        yield line + self.input[done:]
+            text += f"{self.input[end : entity['start']]}[{entity['text']}]({entity['type']})"
+            end = entity["end"]
+        yield text + self.input[end:]
 
 
-class TaggingPredictor(BertPredictor[TaggingPrediction]):
+class TaggingPredictor(FineTunedPredictor[TaggingPrediction]):
     """A model that finds entities.
 
     >>> tagger = jumok.load("runs/bert-conll2003")  # doctest: +SKIP
@@ -112,11 +106,7 @@ class TaggingPredictor(BertPredictor[TaggingPrediction]):
         return sum(len(row.ids) for row in self.encode_windows(self.parse_line(text)))
 
     def score_examples(
-        self,
-        examples: Sequence[TaggingExample],
-        options: NBestOptions | None = None,
-        *,
-        detailed: bool = False,
+        self, examples: Sequence[TaggingExample], options: NBestOptions | None = None, *, detailed: bool = False
     ) -> Evaluation:
         return tag_metrics.score_tagging(examples, [tags for tags, _ in self._predict_tags(examples, None)])
 

@@ -139,10 +139,7 @@ class AlignmentJob:
 
 
 def _align_in_order(
-    pairs: Iterable[PairOrError],
-    aligner: WordAligner,
-    views: SelectedAlignmentViews,
-    symmetrize: Symmetrization,
+    pairs: Iterable[PairOrError], aligner: WordAligner, views: SelectedAlignmentViews, symmetrize: Symmetrization
 ) -> Iterator[WordAlignment | InvalidExample]:
     """Align the pairs, and pass each ``InvalidExample`` on in its place."""
     for chunk in iterate_chunks(pairs, PAIRS_PER_CHUNK):

@@ -20,11 +20,7 @@ from jumok.tasks.base import Evaluation
 from jumok.tasks.translate.data import TranslationSplit
 
 if TYPE_CHECKING:
-    from jumok.tasks.translate.predictor import (
-        TranslationOptions,
-        TranslationPrediction,
-        TranslationPredictor,
-    )
+    from jumok.tasks.translate.predictor import TranslationOptions, TranslationPrediction, TranslationPredictor
 
 MAX_BATCH_TOKENS = 8192  # target tokens in a batch whose loss is computed
 NUM_FIGURES = 3  # attention maps that are drawn

@@ -249,20 +249,13 @@ class TranslationPredictor(Predictor[TranslationPrediction, TranslationOptions])
             lengths = torch.tensor([len(ids) + 1 for ids in target_ids], device=weights.device)
             is_valid = torch.arange(weights.shape[1], device=weights.device) < lengths[:, None]
             return decoding.coverage_penalty(
-                weights * is_valid[:, :, None],
-                [len(ids) + 1 for ids in sources],
-                self.decode_config.coverage_penalty,
+                weights * is_valid[:, :, None], [len(ids) + 1 for ids in sources], self.decode_config.coverage_penalty
             )
 
         return score
 
     def _build_prediction(
-        self,
-        index: int,
-        line: str,
-        text: str,
-        hypotheses: list[Hypothesis],
-        attentions: Sequence[Tensor | None],
+        self, index: int, line: str, text: str, hypotheses: list[Hypothesis], attentions: Sequence[Tensor | None]
     ) -> TranslationPrediction:
         best, *others = (
             self._build_hypothesis_prediction(index, line, text, hypothesis, weights)

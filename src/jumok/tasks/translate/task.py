@@ -15,7 +15,6 @@ from torch import nn
 
 from jumok.data.batching.translation import TranslationBatcher
 from jumok.data.caches.token_store import TokenStore, prepare_token_store
-from jumok.data.readers import word_vectors
 from jumok.data.readers.invalid_examples import SkippedExamples
 from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerPair
 from jumok.errors import InputError
@@ -24,25 +23,15 @@ from jumok.models.convolutional import ConvolutionalSeq2Seq
 from jumok.models.seq2seq import Seq2Seq
 from jumok.models.transformer import Transformer, TransformerConfig
 from jumok.run import Run
-from jumok.tasks.base import (
-    Evaluation,
-    FingerprintedDataset,
-    SplitName,
-    Task,
-    format_model_size,
-    format_skipped,
-)
+from jumok.tasks.base import Evaluation, FingerprintedDataset, SplitName, Task, format_model_size, format_skipped
 from jumok.tasks.batch_layout import resolve_batch_layout, resolve_packing
+from jumok.tasks.pretrained import init_embedding
 from jumok.tasks.translate.config import TranslationRecipe
 from jumok.tasks.translate.data import TranslationData
 from jumok.tasks.translate.predictor import TranslationOptions, TranslationPredictor
 from jumok.training import DistributedRanks
 
-MODEL_TYPES: dict[str, Any] = {
-    "seq2seq": Seq2Seq,
-    "convolutional": ConvolutionalSeq2Seq,
-    "transformer": Transformer,
-}
+MODEL_TYPES: dict[str, Any] = {"seq2seq": Seq2Seq, "convolutional": ConvolutionalSeq2Seq, "transformer": Transformer}
 
 
 class TranslationTask(Task[TranslationPredictor]):
@@ -121,9 +110,7 @@ class TranslationTask(Task[TranslationPredictor]):
             if path is not None:
                 own: Tokenizer = getattr(tokenizer, side)
                 words = own.ids_to_tokens(range(own.vocab_size))
-                vectors = word_vectors.read_word_vectors(Path(path), words)
-                count = word_vectors.fill_embedding(getattr(model, f"{side}_embedding"), words, vectors)
-                messages.append(f"{count:,} of {len(words):,} {side} words are initialized from {path}")
+                messages.append(init_embedding(path, getattr(model, f"{side}_embedding"), words, f"{side} words"))
         return messages
 
     def describe_model(self, model: nn.Module, tokenizer: TokenizerPair, dataset: FingerprintedDataset) -> str:

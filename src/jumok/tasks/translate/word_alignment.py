@@ -199,10 +199,7 @@ class _ViewLinks:
 
     @classmethod
     def from_pairs(
-        cls,
-        predictor: TranslationPredictor,
-        pairs: Sequence[TranslationExample],
-        view_filter: AlignmentViewFilter,
+        cls, predictor: TranslationPredictor, pairs: Sequence[TranslationExample], view_filter: AlignmentViewFilter
     ) -> _ViewLinks:
         results = read_attention(
             predictor, pairs, lambda attention: (attention.weights.shape[:2], attention.pick_source_words())
@@ -214,9 +211,7 @@ class _ViewLinks:
 
 @torch.inference_mode()
 def read_attention(
-    predictor: TranslationPredictor,
-    pairs: Sequence[TranslationExample],
-    reader: Callable[[SentencePairAttention], T],
+    predictor: TranslationPredictor, pairs: Sequence[TranslationExample], reader: Callable[[SentencePairAttention], T]
 ) -> list[T]:
     """Call ``reader`` with the attention of the model for each pair. Returns the results in the order of the pairs.
 
