@@ -19,13 +19,13 @@ def test_a_new_run_can_be_opened(tmp_path: Path) -> None:
 
 def test_the_same_recipe_resumes_and_may_train_longer(tmp_path: Path) -> None:
     Run.create_or_resume(tmp_path / "run", load("bahdanau", ["train.max_steps=5"]))
-    checkpoint(tmp_path / "run")
+    write_checkpoint(tmp_path / "run")
     Run.create_or_resume(tmp_path / "run", load("bahdanau", ["train.max_steps=5"]))
     longer = Run.create_or_resume(tmp_path / "run", load("bahdanau", ["train.max_steps=9", "train.device=cpu"]))
     assert Run.open(longer.folder).recipe.train.max_steps == 9
 
 
-def checkpoint(folder: Path) -> None:
+def write_checkpoint(folder: Path) -> None:
     (folder / "state" / "00000001").mkdir(parents=True)
     (folder / "state" / "00000001" / "state.json").write_text("{}", encoding="utf-8")
 
@@ -40,7 +40,7 @@ def test_a_run_without_a_checkpoint_accepts_another_recipe(tmp_path: Path) -> No
 
 def test_a_changed_recipe_is_an_error_that_names_the_changes(tmp_path: Path) -> None:
     Run.create_or_resume(tmp_path / "run", load("bahdanau"))
-    checkpoint(tmp_path / "run")
+    write_checkpoint(tmp_path / "run")
     before = (tmp_path / "run" / "recipe.yaml").read_bytes()
     with pytest.raises(InputError) as caught:
         Run.create_or_resume(tmp_path / "run", load("bahdanau", ["model.width=64", "train.seed=3"]))

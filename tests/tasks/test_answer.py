@@ -129,7 +129,7 @@ def test_encoded_rows_of_a_question(run: Run) -> None:
 
 def test_windows_overlap_enough_for_an_answer(run: Run) -> None:
     predictor = load_predictor(run, "cpu")
-    predictor.task.recipe = replace(run.recipe, data=replace(run.recipe.data, window_stride=128))  # larger than a window
+    predictor.task.recipe = replace(run.recipe, data=replace(run.recipe.data, window_stride=128))
     words = ["film"] * 33 + ["was", "a", "story"] + ["film"] * 40  # "who?" leaves room for 35
     context = " ".join(words)
     start = context.index("was a story")
