@@ -1,4 +1,4 @@
-"""Text as it is spoken: jamo and back, numbers read out, symbols that are kept."""
+"""Symbols of speech models: jamo, number words, saving."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from jumok.data.tokenizers.speech_symbols import SpeechSymbols, compose_hangul, 
 from jumok.errors import InputError
 
 
-def test_hangul_comes_apart_into_jamo_and_back() -> None:
-    assert [unicodedata.name(one).removeprefix("HANGUL ") for one in decompose_hangul("친구와")] == [
+def test_hangul_is_decomposed_and_composed() -> None:
+    assert [unicodedata.name(jamo).removeprefix("HANGUL ") for jamo in decompose_hangul("친구와")] == [
         *("CHOSEONG CHIEUCH", "JUNGSEONG I", "JONGSEONG NIEUN"),
         *("CHOSEONG KIYEOK", "JUNGSEONG U"),
         *("CHOSEONG IEUNG", "JUNGSEONG WA"),
@@ -24,12 +24,12 @@ def test_hangul_comes_apart_into_jamo_and_back() -> None:
     symbols = SpeechSymbols.from_texts(["친구와"])
     assert len(symbols.encode("친구와")) == 7 + 1
     assert symbols.decode(symbols.encode("친구와")) == "친구와"
-    # A final letter and an initial one are different symbols, and other syllables are spelled with them.
+    # Initial and final consonants are different symbols, which also form other syllables.
     assert symbols.decode(symbols.encode("친와")) == "친와"
     assert symbols.unknown_characters("나") == [*decompose_hangul("나")]
 
 
-def test_texts_are_brought_to_one_form() -> None:
+def test_normalize_and_encode() -> None:
     symbols = SpeechSymbols.from_texts(["it's a café."])
     assert symbols.normalize("  It’s a\n CAFE\u0301. ") == "it's a café."
     assert symbols.encode("It’s") == symbols.encode("it's")
@@ -37,7 +37,7 @@ def test_texts_are_brought_to_one_form() -> None:
     assert symbols.vocab_size == len(SPECIAL_TOKENS) + len(set("it's a café."))
     assert symbols.encode("xi")[0] == UNK
     assert symbols.decode(symbols.encode("xi")) == "�i"
-    assert symbols.decode([*symbols.encode("it"), *symbols.encode("café")]) == "it"  # up to the end
+    assert symbols.decode([*symbols.encode("it"), *symbols.encode("café")]) == "it"  # up to </s>
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_texts_are_brought_to_one_form() -> None:
         ("no number", "no number", "no number"),
     ],
 )
-def test_numbers_read_out(text: str, english: str, korean: str) -> None:
+def test_expand_numbers(text: str, english: str, korean: str) -> None:
     assert expand_numbers(text, "en") == english
     assert expand_numbers(text, "ko") == korean
 
@@ -82,14 +82,14 @@ def test_numbers_in_sentences() -> None:
 
 
 @given(st.text(alphabet=st.characters(blacklist_categories=("Cs", "Co")), max_size=40))
-def test_whatever_was_seen_comes_back(text: str) -> None:
+def test_known_characters_are_restored(text: str) -> None:
     symbols = SpeechSymbols.from_texts(["a", text])
     assert UNK not in symbols.encode(text)
-    normal = symbols.normalize(text)
-    assert symbols.decode(symbols.encode(text)) == unicodedata.normalize("NFC", normal)
+    normalized = unicodedata.normalize("NFC", symbols.normalize(text))
+    assert symbols.decode(symbols.encode(text)) == normalized
 
 
-def test_symbols_are_kept(tmp_path: Path) -> None:
+def test_save_and_load(tmp_path: Path) -> None:
     symbols = SpeechSymbols.from_texts(['친구 "a" 7'], number_language="ko")
     symbols.save(tmp_path)
     assert SpeechSymbols.load(tmp_path) == symbols
@@ -100,7 +100,7 @@ def test_symbols_are_kept(tmp_path: Path) -> None:
         SpeechSymbols.load(tmp_path / "none")
 
 
-def test_what_symbols_refuse() -> None:
+def test_invalid_arguments_are_errors() -> None:
     with pytest.raises(InputError, match="no text"):
         SpeechSymbols.from_texts([" ", ""])
     with pytest.raises(InputError, match="en or ko"):

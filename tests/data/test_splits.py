@@ -1,4 +1,4 @@
-"""Examples that are kept in a file are the same examples again."""
+"""Held-out examples are the same after writing and reading."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ EXAMPLES: dict[type, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
-def test_what_is_kept_is_the_same_again(kind: type, tmp_path: Path) -> None:
+@pytest.mark.parametrize("example_type", EXAMPLES, ids=lambda example_type: example_type.__name__)
+def test_write_and_read_examples(example_type: type, tmp_path: Path) -> None:
     path = tmp_path / "data" / "test.jsonl"
-    write_examples(path, EXAMPLES[kind])
-    found: list[Any] = read_examples(path, kind)
-    assert found == EXAMPLES[kind]
-    assert repr(found) == repr(EXAMPLES[kind])  # 3.0 is no "3.0", and an answer an Answer
+    write_examples(path, EXAMPLES[example_type])
+    examples: list[Any] = read_examples(path, example_type)
+    assert examples == EXAMPLES[example_type]
+    assert repr(examples) == repr(EXAMPLES[example_type])  # the same types, too: 3.0 is not "3.0"
 
 
-def test_something_else_is_told_with_its_line(tmp_path: Path) -> None:
+def test_other_content_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "test.jsonl"
     write_examples(path, EXAMPLES[ClassificationExample])
     with pytest.raises(InputError, match=r"test\.jsonl:1 is not an example that training held out"):

@@ -1,6 +1,7 @@
 """Synthesized number words in several styles, generated from a seed: the built-in speech data set.
 
->>> for utterance in synthesize_utterances(seed=4, count=3):
+>>> for index in range(3):
+...     utterance = synthesize_utterance(seed=4, index=index)
 ...     print(utterance.text, utterance.style, round(utterance.pitch), round(utterance.seconds, 1))
 fourteen hurried 200 0.6
 twenty seven bright 276 1.0
@@ -16,7 +17,6 @@ numbers, styles and samples.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -120,18 +120,8 @@ def number_to_words(number: int) -> str:
     return expand_numbers(str(number), "en")
 
 
-def synthesize_utterances(seed: int, count: int, sample_rate: int = 16000) -> Iterator[SyntheticUtterance]:
-    """Synthesize ``count`` utterances."""
-    if count < 0:
-        raise InputError(f"count={count}: expected 0 or more utterances")
-    return (synthesize_utterance(seed, index, sample_rate) for index in range(count))
-
-
 def synthesize_utterance(seed: int, index: int, sample_rate: int = 16000) -> SyntheticUtterance:
-    """Synthesize the utterance with this index, with a random text and style.
-
-    It does not depend on others.
-    """
+    """Synthesize the utterance with this index, with a random text and style."""
     rng = _make_generator(f"{seed} {index}")
     return _synthesize(*_draw_text_and_style(rng), sample_rate, rng)
 
@@ -174,7 +164,8 @@ def _synthesize(text: str, style: str, sample_rate: int, rng: PortableGenerator)
     segments, groups = _find_segments(text)
     durations = np.array([segment.seconds for segment in segments]) / speed
     durations *= rng.uniform_array(0.92, 1.08, durations.shape)
-    durations[_find_last_vowel(segments)] *= 1.25
+    last_vowel = max(index for index, segment in enumerate(segments) if segment.voice >= 0.7)
+    durations[last_vowel] *= 1.25  # it is lengthened at the end of an utterance
     starts = LEAD_SECONDS + np.concatenate([[0.0], np.cumsum(durations)])
     voice = replace(speaking_style.voice, pitch=pitch, formant_scale=formant_scale)
     waveform = synthesize(segments, starts, voice, sample_rate, rng)
@@ -199,22 +190,14 @@ def _find_segments(text: str) -> tuple[list[PhoneSegment], list[tuple[int, int]]
     for word_index, word in enumerate(text.split()):
         if word not in PRONUNCIATIONS:
             raise InputError(f"the text contains {word!r}; expected number words from zero to ninety nine")
-        letter_groups = [*([" / "] if word_index else []), *PRONUNCIATIONS[word].split()]
-        for letter_group in letter_groups:
-            letters, slash, phones = letter_group.partition("/") if letter_group != " / " else (" ", "/", " ")
-            phone_segments = [
-                segment for phone in (phones if slash else letters).split("+") for segment in PHONES[phone]
-            ]
+        letter_groups = [group.partition("/") for group in PRONUNCIATIONS[word].split()]
+        for letters, _, phones in [(" ", "/", " "), *letter_groups] if word_index else letter_groups:
+            phone_segments = [segment for phone in (phones or letters).split("+") for segment in PHONES[phone]]
             groups.append((len(letters), len(phone_segments)))
             segments += phone_segments
     if not segments:
         raise InputError("the text is empty; expected number words from zero to ninety nine")
     return segments, groups
-
-
-def _find_last_vowel(segments: list[PhoneSegment]) -> int:
-    """The index of the last vowel, which is lengthened at the end of an utterance."""
-    return max(index for index, segment in enumerate(segments) if segment.voice >= 0.7)
 
 
 def _compute_character_times(groups: list[tuple[int, int]], segment_starts: NDArray[np.float64]) -> tuple[float, ...]:
