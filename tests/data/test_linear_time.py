@@ -64,7 +64,7 @@ CASES: list[tuple[str, Callable[[str], object], Callable[[int], str]]] = [
     ("initials of tagging", WORD_PATTERN.findall, repeat_between("", "A.", "A")),
     ("two texts", split_pair, repeat_between("a", " ", "b")),
     ("spelling", lambda text: spelling.normalize_spelling(text, "fr"), repeat("no. ")),
-    ("digits", SpeechSymbols(["a"], "en").encode, repeat("1")),
+    ("digits", SpeechSymbols(("a",), "en").encode, repeat("1")),
     ("captions", captions.tokenize_caption, repeat("-")),
     ("Moses, periods", lambda text: moses.tokenize(text, "de"), repeat(".")),
     ("Moses, abbreviations", lambda text: moses.tokenize(text, "en"), repeat("a.a ")),

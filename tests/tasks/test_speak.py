@@ -321,7 +321,7 @@ def test_tokens_that_are_none(given: str) -> None:
 
 
 def test_signs_that_a_voice_never_saw_are_read_as_those_it_knows(voice: SpeechPredictor) -> None:
-    symbols = SpeechSymbols([".", *voice.tokenizer.characters[:-1]], "en")
+    symbols = SpeechSymbols((".", *voice.tokenizer.characters[:-1]), "en")
     other = SpeechPredictor(voice.task, voice.model, symbols)
     assert other.split_segments("One? Two!", "it") == ["one.", "two."]
     with pytest.warns(UserWarning, match="does not know ;, and leaves it out"):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import DownloadColumn, Progress, TaskID
+from rich.progress import DownloadColumn, Progress
 
 from jumok.data.readers.dataset_files import rank_by_similarity
 from jumok.data.readers.text_files import data_folder, open_decompressed
@@ -28,7 +28,6 @@ from jumok.files import atomic_write
 
 CHUNK_BYTES = 1 << 16
 TIMEOUT_SECONDS = 30.0  # a connection without data for so long is closed
-DownloadProgress = Callable[[int, int | None], None]  # received bytes, and total bytes if known
 
 
 @dataclass(frozen=True)
@@ -111,10 +110,9 @@ def download_dataset(
                 progress.update(task, total=1, completed=1, visible=False)
             else:
                 names = [file.remote_name or file.name, *([file.name] if mirror else [])]
-                on_progress = functools.partial(_update_progress, progress, task)
-                _download_file(
-                    file, destination / file.name, [f"{address}/{remote_name}" for remote_name in names], on_progress
-                )
+                urls = [f"{address}/{remote_name}" for remote_name in names]
+                on_progress = functools.partial(progress.update, task)
+                _download_file(file, destination / file.name, urls, on_progress)
     console.print(f"Downloaded to {destination}. In recipes, its name is {name}.", markup=False)
     return destination
 
@@ -132,10 +130,6 @@ def _remove_empty_folders_on_error(destination: Path) -> Iterator[None]:
         raise
 
 
-def _update_progress(progress: Progress, task: TaskID, num_bytes: int, total_bytes: int | None) -> None:
-    progress.update(task, completed=num_bytes, total=total_bytes)
-
-
 def _get_dataset(name: str) -> RemoteDataset:
     if name in DATASETS:
         return DATASETS[name]
@@ -148,7 +142,7 @@ def _get_dataset(name: str) -> RemoteDataset:
     raise InputError(f"there is no data set {name!r} to download; the data sets are: {names}")
 
 
-def _download_file(file: RemoteFile, path: Path, urls: list[str], on_progress: DownloadProgress) -> None:
+def _download_file(file: RemoteFile, path: Path, urls: list[str], on_progress: Callable[..., None]) -> None:
     """Download to a temporary name, check the text, rename."""
     with atomic_write(path) as part, _open_first_url(urls) as response:
         content_length = response.headers.get("Content-Length", "")
@@ -165,7 +159,7 @@ def _download_file(file: RemoteFile, path: Path, urls: list[str], on_progress: D
 
 
 def _write_response(
-    response: http.client.HTTPResponse, path: Path, total_bytes: int | None, on_progress: DownloadProgress
+    response: http.client.HTTPResponse, path: Path, total_bytes: int | None, on_progress: Callable[..., None]
 ) -> int:
     """Write a response to a file. Returns the number of bytes."""
     num_bytes = 0
@@ -174,7 +168,7 @@ def _write_response(
             while chunk := response.read(CHUNK_BYTES):
                 num_bytes += len(chunk)
                 out.write(chunk)
-                on_progress(num_bytes, total_bytes)
+                on_progress(completed=num_bytes, total=total_bytes)
         except (OSError, http.client.HTTPException) as error:
             raise JumokError(f"{response.url}: the download broke off after {num_bytes} bytes: {error}") from None
     return num_bytes

@@ -12,10 +12,12 @@ Texts are lower-cased, with single spaces. A Hangul syllable is decomposed into 
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -47,16 +49,23 @@ DIGITS_KO = "영일이삼사오육칠팔구"
 SMALL_KO, LARGE_KO = ("", "십", "백", "천"), ("", "만", "억", "조")
 
 
+@dataclass(frozen=True)
 class SpeechSymbols:
     """The vocabulary of characters of a speech model. Every text ends with ``</s>``."""
 
-    def __init__(self, characters: Sequence[str], number_language: NumberLanguage | None = None) -> None:
-        if number_language not in (None, *get_args(NumberLanguage)):
-            raise InputError(f"number_language={number_language!r}: expected {' or '.join(get_args(NumberLanguage))}")
-        if len(set(characters)) < len(characters) or any(len(character) != 1 for character in characters):
+    characters: tuple[str, ...]
+    number_language: NumberLanguage | None = None
+
+    def __post_init__(self) -> None:
+        languages = get_args(NumberLanguage)
+        if self.number_language not in (None, *languages):
+            raise InputError(f"number_language={self.number_language!r}: expected {' or '.join(languages)}")
+        if len(set(self.characters)) < len(self.characters) or any(len(text) != 1 for text in self.characters):
             raise InputError("characters: expected distinct single characters")
-        self.characters, self.number_language = tuple(characters), number_language
-        self._ids = {character: number for number, character in enumerate(self.characters, len(SPECIAL_TOKENS))}
+
+    @functools.cached_property
+    def _ids(self) -> dict[str, int]:
+        return {character: number for number, character in enumerate(self.characters, len(SPECIAL_TOKENS))}
 
     @classmethod
     def from_texts(cls, texts: Iterable[str], number_language: NumberLanguage | None = None) -> SpeechSymbols:
@@ -67,7 +76,7 @@ class SpeechSymbols:
             characters.update(decompose_hangul(normalizer.normalize(text)))
         if not characters:
             raise InputError("there is no text to collect symbols from")
-        return cls(sorted(characters), number_language)
+        return cls(tuple(sorted(characters)), number_language)
 
     @property
     def vocab_size(self) -> int:
@@ -120,14 +129,6 @@ class SpeechSymbols:
             return cls(tuple(content["characters"]), content["numbers"])
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} is damaged: {error!r}") from None
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, SpeechSymbols):
-            return NotImplemented
-        return (self.characters, self.number_language) == (other.characters, other.number_language)
-
-    def __hash__(self) -> int:
-        return hash((self.characters, self.number_language))
 
 
 def decompose_hangul(text: str) -> str:

@@ -133,9 +133,9 @@ def _break_count_ties(lines: Iterator[str], pipeline: tokenizers.Tokenizer, max_
         yield from chunk
     counts[list(map(ord, REQUIRED_CHARACTERS))] = 0  # always kept
     codes = np.flatnonzero(counts)
-    kept_codes = codes[np.lexsort((codes, -counts[codes]))][: max_characters - len(REQUIRED_CHARACTERS)]
-    if len(kept_codes) < len(codes):
-        for code in kept_codes[counts[kept_codes] == counts[kept_codes[-1]]]:
+    frequent_codes = codes[np.lexsort((codes, -counts[codes]))][: max_characters - len(REQUIRED_CHARACTERS)]
+    if len(frequent_codes) < len(codes):
+        for code in frequent_codes[counts[frequent_codes] == counts[frequent_codes[-1]]]:
             yield WORD_END + chr(code) + WORD_END
 
 
