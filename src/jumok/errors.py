@@ -1,15 +1,15 @@
-"""The exceptions of jumok. Every message says what came, what was expected, and how to mend it."""
+"""The exceptions of jumok. Every message says what was given, what was expected, and how to fix it."""
 
 from __future__ import annotations
 
 
 class JumokError(Exception):
-    """The base of everything that jumok raises on purpose."""
+    """Base class of all exceptions that jumok raises."""
 
 
 class InputError(JumokError, ValueError):
-    """An argument, a file or a field does not fit; the message says which, and what would."""
+    """An argument, a file or a field is invalid."""
 
 
 class MissingExtra(JumokError, ImportError):
-    """A part of jumok needs a package that is not installed; the message names the command for it."""
+    """A package is not installed. The message contains the command that installs it."""

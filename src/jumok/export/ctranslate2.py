@@ -11,8 +11,7 @@ separate embeddings, all activations. Two things are precomputed:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from jumok.export.export_folder import (
     create_export_folder,
     find_tokenizer_files,
 )
-from jumok.models.transformer import FeedForward, Transformer, TransformerInputLayer
+from jumok.models.transformer import Transformer, TransformerEncoderLayer, TransformerInputLayer
 from jumok.run import Run
 
 MAX_POSITIONS = 4096  # maximum number of tokens of a sentence
@@ -94,24 +93,6 @@ def export_ctranslate2(
 # ----------------------------------------------------------------------------------------- comparison
 
 
-@dataclass(frozen=True)
-class TranslationAgreement:
-    """Agreement between the translations of CTranslate2 and PyTorch."""
-
-    num_sentences: int
-    num_identical: int  # greedy translations that are identical
-    beam_size: int
-    bleu: tuple[float, float]  # with this beam size: PyTorch, CTranslate2
-
-    def __str__(self) -> str:
-        torch_bleu, bleu = self.bleu
-        return (
-            f"{self.num_identical} of {self.num_sentences} validation sentences have the same greedy "
-            f"translation as in PyTorch. BLEU with beam size {self.beam_size}: {bleu:.2f}, in PyTorch "
-            f"{torch_bleu:.2f} ({bleu - torch_bleu:+.2f})."
-        )
-
-
 def _compare_translations(torch_predictor: Any, folder: Path) -> str:
     from jumok.inference.ctranslate2_engine import CTranslate2TranslationPredictor
     from jumok.tasks.translate import metrics as translate_metrics
@@ -137,7 +118,11 @@ def _compare_translations(torch_predictor: Any, folder: Path) -> str:
     )
     num_identical = sum(x == y for x, y in zip(*greedy, strict=True))
     beam_size = torch_predictor.decode_config.beam_size
-    return str(TranslationAgreement(len(examples), num_identical, beam_size, (torch_bleu, ctranslate2_bleu)))
+    return (
+        f"{num_identical} of {len(examples)} validation sentences have the same greedy translation as in PyTorch. "
+        f"BLEU with beam size {beam_size}: {ctranslate2_bleu:.2f}, in PyTorch {torch_bleu:.2f} "
+        f"({ctranslate2_bleu - torch_bleu:+.2f})."
+    )
 
 
 # -------------------------------------------------------------------------------------- model
@@ -153,8 +138,13 @@ def write_model(model: Transformer, tokenizers: TokenizerPair, folder: Path, qua
         pre_norm=config.norm == "pre",
         activation=getattr(specs.Activation, ACTIVATIONS[config.activation]),
     )
-    _fill_encoder(spec.encoder, model)
-    _fill_decoder(spec.decoder, model)
+    spec.encoder.embeddings[0].weight = _to_numpy(model.source_embedding.weight)
+    spec.decoder.embeddings.weight = _to_numpy(model.target_embedding.weight)
+    spec.decoder.projection.weight = _to_numpy(model.output.weight)
+    spec.decoder.projection.bias = np.zeros(len(model.output.weight), np.float32)
+    spec.decoder.projection.bias[[PAD, UNK, BOS]] = FORBIDDEN_BIAS
+    _fill_layers(spec.encoder, model.source_input_layer, model.encoder)
+    _fill_layers(spec.decoder, model.target_input_layer, model.decoder)
     spec.register_source_vocabulary(tokenizers.source.ids_to_tokens(range(tokenizers.source.vocab_size)))
     spec.register_target_vocabulary(tokenizers.target.ids_to_tokens(range(tokenizers.target.vocab_size)))
     spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = (
@@ -168,47 +158,33 @@ def write_model(model: Transformer, tokenizers: TokenizerPair, folder: Path, qua
     spec.save(str(folder))
 
 
-def _fill_encoder(spec: Any, model: Transformer) -> None:
-    spec.embeddings[0].weight = _to_numpy(model.source_embedding.weight)
-    spec.position_encodings.encodings = _compute_positions(model.source_input_layer)
-    sublayers, norms = [], []
-    for layer_spec, layer in zip(spec.layer, model.encoder, strict=True):
-        _fill_attention(layer_spec.self_attention, layer.attention)
-        _fill_feed_forward(layer_spec.ffn, layer.feed_forward)
-        sublayers += [layer_spec.self_attention, layer_spec.ffn]
-        norms += [layer.feed_forward.attention_residual.norm, layer.feed_forward.residual.norm]
-    _fill_norms(spec, model.source_input_layer, sublayers, norms)
-
-
-def _fill_decoder(spec: Any, model: Transformer) -> None:
-    spec.embeddings.weight = _to_numpy(model.target_embedding.weight)
-    spec.position_encodings.encodings = _compute_positions(model.target_input_layer)
-    spec.projection.weight = _to_numpy(model.output.weight)
-    spec.projection.bias = np.zeros(len(model.output.weight), np.float32)
-    spec.projection.bias[[PAD, UNK, BOS]] = FORBIDDEN_BIAS
-    sublayers, norms = [], []
-    for layer_spec, layer in zip(spec.layer, model.decoder, strict=True):
-        _fill_attention(layer_spec.self_attention, layer.self_attention)
-        _fill_attention(layer_spec.attention, layer.cross_attention)
-        _fill_feed_forward(layer_spec.ffn, layer.feed_forward)
-        sublayers += [layer_spec.self_attention, layer_spec.attention, layer_spec.ffn]
-        norms += [
-            layer.self_attention_residual.norm,
-            layer.feed_forward.attention_residual.norm,
-            layer.feed_forward.residual.norm,
-        ]
-    _fill_norms(spec, model.target_input_layer, sublayers, norms)
-
-
-def _fill_norms(
-    spec: Any, input_layer: TransformerInputLayer, sublayers: list[Any], norms: Sequence[nn.LayerNorm]
-) -> None:
-    """Fill the layer norms. With pre-norm, a norm after a sublayer in jumok is before the next one here."""
-    if input_layer.norm is not None:
-        sublayers, norms = [*sublayers, spec], [input_layer.norm, *norms]  # the last one is the final norm
-    for sublayer, norm in zip(sublayers, norms, strict=True):
-        sublayer.layer_norm.gamma = _to_numpy(norm.weight)
-        sublayer.layer_norm.beta = _to_numpy(norm.bias)
+def _fill_layers(spec: Any, input_layer: TransformerInputLayer, layers: Iterable[Any]) -> None:
+    """Fill the layers of the encoder or the decoder, and their positions and norms."""
+    spec.position_encodings.encodings = _to_numpy(input_layer.position.embed(torch.arange(MAX_POSITIONS)))
+    sublayer_specs: list[Any] = []
+    norms: list[nn.LayerNorm] = []
+    for layer_spec, layer in zip(spec.layer, layers, strict=True):
+        feed_forward = layer.feed_forward
+        if isinstance(layer, TransformerEncoderLayer):
+            attentions = [(layer_spec.self_attention, layer.attention)]
+            norms.append(feed_forward.attention_residual.norm)
+        else:
+            attentions = [
+                (layer_spec.self_attention, layer.self_attention),
+                (layer_spec.attention, layer.cross_attention),
+            ]
+            norms += [layer.self_attention_residual.norm, feed_forward.attention_residual.norm]
+        for attention_spec, attention in attentions:
+            _fill_attention(attention_spec, attention)
+            sublayer_specs.append(attention_spec)
+        _fill_linear(layer_spec.ffn.linear_0, feed_forward.widen)
+        _fill_linear(layer_spec.ffn.linear_1, feed_forward.narrow)
+        sublayer_specs.append(layer_spec.ffn)
+        norms.append(feed_forward.residual.norm)
+    if input_layer.norm is not None:  # pre-norm: a norm after a sublayer in jumok is before the next one here
+        sublayer_specs, norms = [*sublayer_specs, spec], [input_layer.norm, *norms]  # the last one is the final norm
+    for sublayer_spec, norm in zip(sublayer_specs, norms, strict=True):
+        sublayer_spec.layer_norm.gamma, sublayer_spec.layer_norm.beta = _to_numpy(norm.weight), _to_numpy(norm.bias)
 
 
 def _fill_attention(spec: Any, attention: MultiHead) -> None:
@@ -220,17 +196,8 @@ def _fill_attention(spec: Any, attention: MultiHead) -> None:
         _fill_linear(layer_spec, layer)
 
 
-def _fill_feed_forward(spec: Any, feed_forward: FeedForward) -> None:
-    _fill_linear(spec.linear_0, feed_forward.widen)
-    _fill_linear(spec.linear_1, feed_forward.narrow)
-
-
 def _fill_linear(spec: Any, linear: nn.Linear) -> None:
     spec.weight, spec.bias = _to_numpy(linear.weight), _to_numpy(linear.bias)
-
-
-def _compute_positions(input_layer: TransformerInputLayer) -> NDArray[np.float32]:
-    return _to_numpy(input_layer.position.embed(torch.arange(MAX_POSITIONS)))
 
 
 def _to_numpy(weight: Tensor) -> NDArray[np.float32]:
