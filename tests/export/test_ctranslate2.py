@@ -66,7 +66,7 @@ def get_pieces(ids: list[int]) -> list[str]:
     return build_tokenizer(TARGET).ids_to_tokens(ids)
 
 
-# ------------------------------------------------------------------------------------- the same words
+# ------------------------------------------------------------------------------------- equal translations
 
 
 CONFIG_CHANGES = [
@@ -234,7 +234,7 @@ def test_only_an_earlier_export_is_replaced(run: Run, tmp_path: Path) -> None:
         exchange.export_ctranslate2(run, tmp_path / "mine")
 
 
-# ------------------------------------------------------------------------------------------- refused
+# ------------------------------------------------------------------------------------------- errors
 
 
 def test_unsupported_models_are_rejected(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jumok.serve.admission import OTHER_PATHS_LABEL
+from jumok.serve.admission import ATTENTION_PAGE_PREFIX, OTHER_PATHS_LABEL
 
 DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -94,4 +94,5 @@ def _find_route_label(scope: Scope, known_paths: Collection[str]) -> str:
         return str(route.path)
     if scope["path"] in known_paths:  # rejected before it was routed
         return str(scope["path"])
-    return "/look" if scope["path"].startswith("/look/") else OTHER_PATHS_LABEL
+    is_attention_page = scope["path"].startswith(ATTENTION_PAGE_PREFIX)
+    return ATTENTION_PAGE_PREFIX.rstrip("/") if is_attention_page else OTHER_PATHS_LABEL
