@@ -30,9 +30,12 @@ def test_the_earlier_folder_is_restored_if_the_new_one_cannot_be_renamed(
     def fail(source: Any, target: Any) -> None:
         raise OSError("no space left on device")
 
-    with pytest.raises(OSError, match="no space"), atomic_write_folder(tmp_path / "out", never_current) as folder:
-        (folder / "file").write_text("second")
-        monkeypatch.setattr("jumok.files.os.replace", fail)
-        monkeypatch.setattr(Path, "replace", lambda self, target: os.rename(self, target))
+    def write() -> None:
+        with atomic_write_folder(tmp_path / "out", never_current) as folder:
+            (folder / "file").write_text("second")
+            monkeypatch.setattr("jumok.files._publish", fail)
+
+    with pytest.raises(OSError, match="no space"):
+        write()
     assert (tmp_path / "out" / "file").read_text() == "first"
     assert os.listdir(tmp_path) == ["out"]

@@ -179,7 +179,7 @@ def test_a_killed_process_leaves_nothing_that_is_taken_for_whole(
     assert len(store) == 9
     assert left[0].exists()  # it might be another process's that is at work
     hour_ago = time.time() - 2 * files.ABANDONED_SECONDS
-    for one in (left[0], *left[0].iterdir()):
+    for one in (left[0], *left[0].rglob("*")):
         os.utime(one, (hour_ago, hour_ago))
     prepare_token_store(path, corpus(("a", "b"), name="new"), BOTH)
     assert not left[0].exists()
