@@ -1,20 +1,22 @@
-"""How fast are translations found? Ours and transformers' ``generate``, side by side in one run.
+"""How fast does decoding run? Our searches beside transformers' ``generate``, in one process.
 
-    python bench/decoding.py [RUN] [--section same|speed|all] [--quick] [--out file.json]
+    python bench/decoding.py [RUN] [--section same|speed|host|all] [--quick] [--out file.json]
 
-RUN is what `jumok train transformer/multi30k-en-de` made, and its test sentences are translated. Without one,
-the model has that recipe's shape and random weights, and sentences are drawn; that measures speed alone. The
-model is exported to a Marian folder, which transformers loads. All ways get the same token ids in the same
-batches, of sentences of like length.
+RUN is a run of `jumok train transformer/multi30k-en-de`; its test sentences are translated. Without RUN, the
+model has the shape of that recipe and random weights, and the sentences are random, which measures speed only.
+The model is exported to a Marian folder, which transformers loads. All decoders get the same token ids in the
+same batches of sentences of similar length.
 
-same     whether they say the same: the share of sentences that are equal to the token, and BLEU of each
-speed    sentences and tokens (</s> counts) a second, for batches of several sizes
+same     the share of sentences whose tokens are equal to those of transformers, and the BLEU of each decoder
+speed    sentences and tokens (including </s>) per second, for several batch sizes
+host     host time: tiny widths on a CPU, so that Python and dispatch are all that is measured. The model has
+         the number of layers of the recipe and random weights. Decoders take turns, on one thread
 
-Settings are equal: at most 2·n + 20 words for a batch whose longest source has n (with random weights just n,
-and all sentences go on that far), no sampling, nothing barred (but ours never says <pad> or <s>), and a beam
-of 5 that stops when 5 hypotheses are finished, there by early_stopping=True. Length penalties differ by
-design, Wu's here and a power of the length there, and are 0 for both, where they mean the same. One rule does
-differ: a sentence at the limit may still end here, and is judged with one word more there.
+Settings are equal: at most 2·n + 20 tokens for a batch whose longest source has n (with random weights n, and
+all sentences reach it), no sampling, no forbidden tokens (but ours never generates <pad> or <s>), and a beam
+of 5 that stops when 5 hypotheses have finished (early_stopping=True in transformers). Length penalties are
+defined differently (Wu's here, a power of the length there), and are 0 for both, where they are equal. One
+rule differs: a sentence at the limit may still end with </s> here, and gets one more token there.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
+import itertools
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -35,275 +39,290 @@ from random_text import Text
 from report import Report, Row, ratio
 
 import jumok
-from jumok import decoding
+from jumok import decoding, recipe
 from jumok.batches.tokens import BOS, EOS, PAD, UNK, Tokens
 from jumok.errors import JumokError
 from jumok.export.marian import export_marian
 from jumok.models.transformer import Transformer, TransformerConfig
 
 RECIPE = "transformer/multi30k-en-de"
-Said = list[tuple[int, ...]]  # ids of each sentence, without special ones
-Decode = Callable[[Tokens, int, int], Said]  # source, size of the beam, most words
+Translations = list[tuple[int, ...]]  # ids of each sentence, without special tokens
+Decode = Callable[[Tokens, int, int], Translations]  # source, beam size, maximum number of tokens
 SEARCHES = {"greedy": 1, "beam 5": 5}
-BATCHES = 4  # of each size are measured, from the shortest sentences to the longest
+NUM_BATCHES = 4  # of each size that are measured, from the shortest sentences to the longest
 PEER = "transformers"
 WAYS = ("ours", "graphed", PEER, "ctranslate2")
+HOST_VOCABULARY, HOST_BATCH_SIZES = 499, (1, 8, 32)
 
 
 @dataclass(frozen=True)
-class Plan:
+class Settings:
     """Where and how much to measure."""
 
     device: torch.device
     quick: bool
     dtypes: tuple[torch.dtype, ...]
-    sizes: tuple[int, ...]  # of batches
-    whole: int  # size of batches for the comparison of all sentences
+    batch_sizes: tuple[int, ...]
+    comparison_batch_size: int  # for the comparison of all sentences
 
 
 @dataclass(frozen=True)
-class Work:
-    """A model on the host, what it has to translate, and what tells how well it did."""
+class Workload:
+    """A model on the host, the sentences to translate, and how to score the translations."""
 
     model: Transformer
     sources: list[list[int]]  # ids without </s>, sorted by length
-    # The most words that may be said, by the length of the longest source in a batch.
-    longest: Callable[[int], int] = decoding.default_max_length
-    bleu: Callable[[Said], float] | None = None
+    # The maximum number of tokens, by the length of the longest source of a batch:
+    max_length: Callable[[int], int] = decoding.default_max_length
+    bleu: Callable[[Translations], float] | None = None
 
-    def batches(self, size: int, most: int | None = None) -> list[Tokens]:
-        """All sentences in batches of like length, or ``most`` of these, evenly spaced."""
-        ended = [[*ids, EOS] for ids in self.sources]
-        count = -(-len(ended) // size)
-        edges = [len(ended) * number // count for number in range(count + 1)]
-        if most is not None and most < count:
-            chosen = [(2 * number + 1) * count // (2 * most) for number in range(most)]
+    def batches(self, size: int, max_batches: int | None = None) -> list[Tokens]:
+        """All sentences in batches of similar length, or ``max_batches`` of these, evenly spaced."""
+        sentences = [[*ids, EOS] for ids in self.sources]
+        count = -(-len(sentences) // size)
+        edges = [len(sentences) * number // count for number in range(count + 1)]
+        if max_batches is not None and max_batches < count:
+            chosen = [(2 * number + 1) * count // (2 * max_batches) for number in range(max_batches)]
         else:
             chosen = list(range(count))
-        return [Tokens.pad(ended[edges[n] : edges[n + 1]]) for n in chosen]
+        return [Tokens.pad(sentences[edges[n] : edges[n + 1]]) for n in chosen]
 
 
-# ---------------------------------------------------------------------------------------- what is translated
+# ------------------------------------------------------------------------------------------- workloads
 
 
-def random_work(config: TransformerConfig, text: Text) -> Work:
+def build_random_workload(config: TransformerConfig, text: Text) -> Workload:
     """Random weights, and sentences of random words."""
     torch.manual_seed(0)
     model = Transformer(config, text.vocabulary, text.vocabulary).eval()
     with torch.no_grad():
-        model.output.weight[[PAD, UNK, BOS, EOS]] = 0  # never the likeliest: all go on to the limit
-    return Work(model, sorted(text.draw(1)[0][0], key=len), longest=lambda length: length)
+        model.output.weight[[PAD, UNK, BOS, EOS]] = 0  # never the most probable: all reach the limit
+    return Workload(model, sorted(text.draw(1)[0][0], key=len), max_length=lambda length: length)
 
 
-def work_of_recipe(plan: Plan) -> Work:
-    if plan.quick:
-        layers = {"encoder_layers": 1, "decoder_layers": 2}
-        small = TransformerConfig(width=16, num_heads=2, feed_forward_width=32, tie_embeddings="all", **layers)
-        return random_work(small, Text(11, 3, 7, 97))
-    from jumok import recipe
-
-    told = recipe.load(RECIPE)
-    return random_work(told.model, Text(1000 if plan.device.type == "cuda" else 64, 6, 32, told.tokenizer.vocab_size))
+def build_recipe_workload(settings: Settings) -> Workload:
+    if settings.quick:
+        return build_random_workload(build_tiny_config(1, 2), Text(11, 3, 7, 97))
+    num_sentences = 1000 if settings.device.type == "cuda" else 64
+    loaded = recipe.load(RECIPE)
+    return build_random_workload(loaded.model, Text(num_sentences, 6, 32, loaded.tokenizer.vocab_size))
 
 
-def work_of_run(folder: Path, report: Report) -> Work:
-    """The model of a run and its test sentences; where there are none, drawn ones."""
+def build_tiny_config(encoder_layers: int, decoder_layers: int) -> TransformerConfig:
+    return TransformerConfig(
+        width=16,
+        num_heads=2,
+        feed_forward_width=32,
+        encoder_layers=encoder_layers,
+        decoder_layers=decoder_layers,
+        tie_embeddings="all",
+    )
+
+
+def load_run_workload(folder: Path, report: Report) -> Workload:
+    """The model of a run and its test sentences, or random sentences if there are none."""
     translator = jumok.load(folder, "cpu")
     if not isinstance(translator.model, Transformer):
-        raise SystemExit(f"{folder} is no Transformer: only that can be exported to transformers")
+        raise SystemExit(f"{folder} is not a Transformer, and only that can be exported to transformers")
     try:
         examples = translator.data.test_split().examples
-        prepared = [translator.data.preprocess(one.source, "source") for one in examples]
+        prepared = [translator.data.preprocess(example.source, "source") for example in examples]
     except (JumokError, OSError) as error:
-        report.say(f"no test sentences, they are drawn instead: {r.short(error)[:60]} …")
+        report.say(f"no test sentences, random ones are used instead: {r.short(error)[:60]} …")
         vocabulary = translator.tokenizers.source.vocab_size
-        return Work(translator.model, sorted(Text(1000, 6, 32, vocabulary).draw(1)[0][0], key=len))
+        return Workload(translator.model, sorted(Text(1000, 6, 32, vocabulary).draw(1)[0][0], key=len))
     ids = translator.tokenizers.source.encode(prepared)
     order = sorted((n for n in range(len(ids)) if ids[n]), key=lambda n: len(ids[n]))
     references = [translator.data.preprocess(examples[n].target, "target") for n in order]
 
-    def bleu(said: Said) -> float:
+    def bleu(translations: Translations) -> float:
         from jumok.metrics.translation import Bleu, choose_bleu_tokenization
 
         data = translator.run.recipe.data
         metric = Bleu(choose_bleu_tokenization(str(data.target)) if data.preprocessing == "none" else "none")
-        texts = [" ".join(translator.tokenizers.target.decode(one).split()) for one in said]
+        texts = [" ".join(translator.tokenizers.target.decode(ids).split()) for ids in translations]
         return metric.score(texts, references).value
 
-    return Work(translator.model, [ids[n] for n in order], bleu=bleu)
+    return Workload(translator.model, [ids[n] for n in order], bleu=bleu)
 
 
-# ------------------------------------------------------------------------------------------------ the ways
+# -------------------------------------------------------------------------------------------- decoders
 
 
-def our_decode(model: Any) -> Decode:
-    def decode(source: Tokens, size: int, longest: int) -> Said:
-        if size == 1:
-            return [one.ids for one in decoding.greedy_search(model, source, max_length=longest, allow_unk=True)]
-        found = decoding.beam_search(model, source, beam_size=size, max_length=longest, allow_unk=True)
-        return [best.ids for (best,) in found]
+def build_our_decode(model: Any) -> Decode:
+    def decode(source: Tokens, beam_size: int, max_length: int) -> Translations:
+        if beam_size == 1:
+            hypotheses = decoding.greedy_search(model, source, max_length=max_length, allow_unk=True)
+            return [hypothesis.ids for hypothesis in hypotheses]
+        beams = decoding.beam_search(model, source, beam_size=beam_size, max_length=max_length, allow_unk=True)
+        return [best.ids for (best,) in beams]
 
     return decode
 
 
-def marian_decode(model: Any) -> Decode:
-    def decode(source: Tokens, size: int, longest: int) -> Said:
-        how: dict[str, Any] = {"early_stopping": True, "length_penalty": 0.0} if size > 1 else {}
-        found = model.generate(
+def build_marian_decode(model: Any) -> Decode:
+    def decode(source: Tokens, beam_size: int, max_length: int) -> Translations:
+        options: dict[str, Any] = {"early_stopping": True, "length_penalty": 0.0} if beam_size > 1 else {}
+        sequences = model.generate(
             input_ids=source.ids,
             attention_mask=source.valid_mask.long(),
-            num_beams=size,
+            num_beams=beam_size,
             do_sample=False,
-            max_length=longest + 2,  # <s> and </s>
-            **how,
+            max_length=max_length + 2,  # <s> and </s>
+            **options,
         )
-        return [words(row[1:], longest) for row in found.tolist()]
+        return [strip_special_tokens(row[1:], max_length) for row in sequences.tolist()]
 
     return decode
 
 
-def ctranslate2_decode(translator: Any) -> Decode:
-    def decode(source: Tokens, size: int, longest: int) -> Said:
+def build_ctranslate2_decode(translator: Any) -> Decode:
+    def decode(source: Tokens, beam_size: int, max_length: int) -> Translations:
         rows = [ids[:n] for ids, n in zip(source.ids.tolist(), source.lengths, strict=True)]
-        found = translator.translate_batch(
-            [[str(number) for number in ids] for ids in rows],
-            beam_size=size,
+        results = translator.translate_batch(
+            [[str(token_id) for token_id in ids] for ids in rows],
+            beam_size=beam_size,
             length_penalty=0.0,
-            max_decoding_length=longest + 1,
+            max_decoding_length=max_length + 1,
         )
-        return [words([int(word) for word in one.hypotheses[0]], longest) for one in found]
+        return [strip_special_tokens([int(token) for token in x.hypotheses[0]], max_length) for x in results]
 
     return decode
 
 
-def words(ids: Sequence[int], longest: int) -> tuple[int, ...]:
-    """What was said before the </s>."""
-    end = ids.index(EOS) if EOS in ids else longest
-    return tuple(ids[: min(end, longest)])
+def strip_special_tokens(ids: Sequence[int], max_length: int) -> tuple[int, ...]:
+    """Return the tokens before </s>."""
+    end = ids.index(EOS) if EOS in ids else max_length
+    return tuple(ids[: min(end, max_length)])
 
 
-def decoders(report: Report, plan: Plan, work: Work, exported: Path, dtype: torch.dtype) -> dict[str, Decode]:
-    """The ways that there are here, in one dtype; what cannot be made is told."""
+def build_decoders(
+    report: Report, settings: Settings, workload: Workload, exported: Path, dtype: torch.dtype
+) -> dict[str, Decode]:
+    """Return the decoders that are available, in one dtype. The report says which are not, and why."""
 
-    def model() -> Transformer:
-        return copy.deepcopy(work.model).to(plan.device, dtype).eval()
+    def copy_model() -> Transformer:
+        return copy.deepcopy(workload.model).to(settings.device, dtype).eval()
 
-    def graphed() -> Decode:
+    def build_graphed() -> Decode:
         from jumok.models.cuda_graph_decoder import CudaGraphDecoder
 
-        return our_decode(CudaGraphDecoder(model()))
+        return build_our_decode(CudaGraphDecoder(copy_model()))
 
-    def ctranslate2() -> Decode:
-        folder = exported.with_name(f"ctranslate2-{name_of(dtype)}")
-        return ctranslate2_decode(load_ctranslate2(load_marian(exported), folder, plan.device, dtype))
+    def build_ctranslate2() -> Decode:
+        folder = exported.with_name(f"ctranslate2-{get_dtype_name(dtype)}")
+        return build_ctranslate2_decode(load_ctranslate2(load_marian(exported), folder, settings.device, dtype))
 
-    ways: dict[str, Callable[[], Decode]] = {
-        "ours": lambda: our_decode(model()),
-        "graphed": graphed,
-        PEER: lambda: marian_decode(load_marian(exported, dtype).to(plan.device).eval()),
-        "ctranslate2": ctranslate2,
+    builders: dict[str, Callable[[], Decode]] = {
+        "ours": lambda: build_our_decode(copy_model()),
+        "graphed": build_graphed,
+        PEER: lambda: build_marian_decode(load_marian(exported, dtype).to(settings.device).eval()),
+        "ctranslate2": build_ctranslate2,
     }
-    made: dict[str, Decode] = {}
-    row = report.row("ways", name_of(dtype), "loading")
-    for name, make in ways.items():
+    decoders: dict[str, Decode] = {}
+    row = report.row("ways", get_dtype_name(dtype), "loading")
+    for name, build in builders.items():
         try:
-            made[name] = make()
+            decoders[name] = build()
         except Exception as error:
             report.failed(row, name, r.short(error))
-    return made
+    return decoders
 
 
-def name_of(dtype: torch.dtype) -> str:
+def get_dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
 @torch.inference_mode()
-def translated(plan: Plan, work: Work, decode: Decode, batches: Sequence[Tokens], size: int) -> Said:
-    """All sentences of some batches."""
-    said: Said = []
+def translate_batches(
+    device: torch.device, workload: Workload, decode: Decode, batches: Sequence[Tokens], beam_size: int
+) -> Translations:
+    """Translate all sentences of some batches."""
+    translations: Translations = []
     for batch in batches:
-        said += decode(batch.to(plan.device), size, work.longest(max(batch.lengths)))
-    return said
+        translations += decode(batch.to(device), beam_size, workload.max_length(max(batch.lengths)))
+    return translations
 
 
 # ---------------------------------------------------------------------------------------------- the sections
 
 
-def same(report: Report, plan: Plan, work: Work, made: dict[str, Decode], dtype: str) -> None:
-    batches = work.batches(plan.whole)
-    for search, size in SEARCHES.items():
-        row = report.row("same", search, dtype, sentences=len(work.sources))
-        said: dict[str, Said] = {}
-        for name, decode in made.items():
+def same(report: Report, settings: Settings, workload: Workload, decoders: dict[str, Decode], dtype: str) -> None:
+    batches = workload.batches(settings.comparison_batch_size)
+    for search, beam_size in SEARCHES.items():
+        row = report.row("same", search, dtype, sentences=len(workload.sources))
+        translations: dict[str, Translations] = {}
+        for name, decode in decoders.items():
             try:
-                said[name] = translated(plan, work, decode, batches, size)
-                way: r.Way = {"tokens": sum(len(one) + 1 for one in said[name])}
+                translations[name] = translate_batches(settings.device, workload, decode, batches, beam_size)
+                way: r.Way = {"tokens": sum(len(ids) + 1 for ids in translations[name])}
                 row["ways"][name] = way
             except Exception as error:
                 report.failed(row, name, r.short(error))
                 continue
             try:
-                way |= {} if work.bleu is None else {"bleu": work.bleu(said[name])}
+                way |= {} if workload.bleu is None else {"bleu": workload.bleu(translations[name])}
             except JumokError as error:
                 report.say(f"no BLEU: {r.short(error)}")
-        for name in said.keys() - {PEER} if PEER in said else ():
-            row["ways"][name] |= agreement(said[name], said[PEER])
-        told = (f"{name} {way['equal']:.1%}" for name, way in row["ways"].items() if "equal" in way)
-        report.say(f"same  {search}  {dtype}  as {PEER}: {', '.join(told)}")
+        for name in translations.keys() - {PEER} if PEER in translations else ():
+            row["ways"][name] |= compare_translations(translations[name], translations[PEER])
+        shares = (f"{name} {way['equal']:.1%}" for name, way in row["ways"].items() if "equal" in way)
+        report.say(f"same  {search}  {dtype}  equal to {PEER}: {', '.join(shares)}")
         report.save()
 
 
-def agreement(ours: Said, theirs: Said) -> dict[str, Any]:
-    """The share of equal sentences, and the first that are not."""
-    differ = [n for n, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other]
-    found: dict[str, Any] = {"equal": 1 - len(differ) / len(ours)}
+def compare_translations(ours: Translations, theirs: Translations) -> dict[str, Any]:
+    """Return the share of equal sentences, and the first difference."""
+    differ = [n for n, (own, other) in enumerate(zip(ours, theirs, strict=True)) if own != other]
+    result: dict[str, Any] = {"equal": 1 - len(differ) / len(ours)}
     if differ:
-        one, other = ours[differ[0]], theirs[differ[0]]
-        at = next((n for n, (x, y) in enumerate(zip(one, other, strict=False)) if x != y), None)
-        at = min(len(one), len(other)) if at is None else at  # one is the beginning of the other
-        found["first"] = {"sentence": differ[0], "word": at, "says": one[at:][:5], PEER: other[at:][:5]}
-    return found
+        own, other = ours[differ[0]], theirs[differ[0]]
+        position = next((n for n, (x, y) in enumerate(zip(own, other, strict=False)) if x != y), None)
+        position = min(len(own), len(other)) if position is None else position  # one is a prefix of the other
+        first = {"sentence": differ[0], "word": position}
+        result["first"] = {**first, "says": own[position:][:5], PEER: other[position:][:5]}
+    return result
 
 
 def same_tables(rows: list[Row]) -> None:
     lines, notes = [], []
     for row in rows:
         for name, way in row["ways"].items():
-            equal = way.get("equal")
-            told = "–" if equal is None else f"{equal:.2%}"
+            equal = f"{way['equal']:.2%}" if "equal" in way else "–"
             bleu = f"{way['bleu']:.2f}" if "bleu" in way else "–"
             tokens = f"{way['tokens']:,}" if "tokens" in way else "–"
-            lines.append([row["case"], row["pass"], name, tokens, bleu, told])
+            lines.append([row["case"], row["pass"], name, tokens, bleu, equal])
             if "first" in way:
                 first = way["first"]
-                ours, theirs = (" ".join(map(str, first[who][:4])) for who in ("says", PEER))
+                ours, theirs = (" ".join(map(str, first[key][:4])) for key in ("says", PEER))
                 where = f"sentence {first['sentence']}, word {first['word']}"
                 notes.append(f"  {row['case']}, {row['pass']}, {name}, {where}: {ours} … {PEER}: {theirs} …")
-    head = ["search", "dtype", "way", "tokens", "BLEU", f"as {PEER}"]
-    r.table("The same? Sentences that are equal to the token, and BLEU", head, lines)
+    head = ["search", "dtype", "way", "tokens", "BLEU", f"equal to {PEER}"]
+    r.table("Sentences whose tokens are all equal, and BLEU", head, lines)
     print(*notes, sep="\n", end="\n" if notes else "")
 
 
-def speed(report: Report, plan: Plan, work: Work, made: dict[str, Decode], dtype: str) -> None:
-    for search, size in SEARCHES.items():
-        for rows in plan.sizes:
-            batches = work.batches(rows, BATCHES)
-            row = report.row("speed", f"{search}, batch {rows}", dtype)
+def speed(report: Report, settings: Settings, workload: Workload, decoders: dict[str, Decode], dtype: str) -> None:
+    for search, beam_size in SEARCHES.items():
+        for batch_size in settings.batch_sizes:
+            batches = workload.batches(batch_size, NUM_BATCHES)
+            row = report.row("speed", f"{search}, batch {batch_size}", dtype)
             row["sentences"] = sum(len(batch.lengths) for batch in batches)
-            for name, decode in made.items():
-                measure(report, row, name, functools.partial(translated, plan, work, decode, batches, size))
+            for name, decode in decoders.items():
+                translate = functools.partial(translate_batches, settings.device, workload, decode, batches, beam_size)
+                measure(report, row, name, translate)
 
 
-def measure(report: Report, row: Row, name: str, translate: Callable[[], Said]) -> None:
-    last: list[Said] = []
+def measure(report: Report, row: Row, name: str, translate: Callable[[], Translations]) -> None:
+    last: list[Translations] = []
 
     def run() -> None:
         last[:] = [translate()]
 
-    found = report.measure(row, name, run, hide_launches=False)
-    if "ms" in found:
-        found["sentences_s"] = row["sentences"] / found["ms"] * 1e3
-        found["tokens_s"] = sum(len(one) + 1 for one in last[0]) / found["ms"] * 1e3
+    way = report.measure(row, name, run, hide_launches=False)
+    if "ms" in way:
+        way["sentences_s"] = row["sentences"] / way["ms"] * 1e3
+        way["tokens_s"] = sum(len(ids) + 1 for ids in last[0]) / way["ms"] * 1e3
     report.save()
 
 
@@ -321,54 +340,98 @@ def speed_tables(rows: list[Row]) -> None:
     r.table(f"Speed: sentences a second, tokens/s of ours, times as fast as {PEER}", head, lines)
 
 
+def host(report: Report, settings: Settings) -> None:
+    """Measure the least milliseconds of a decoding step on one CPU thread, with tiny widths."""
+    layers = recipe.load(RECIPE).model
+    config = build_tiny_config(layers.encoder_layers, layers.decoder_layers)
+    text = Text(5, 3, 7, HOST_VOCABULARY) if settings.quick else Text(64, 6, 32, HOST_VOCABULARY)
+    workload, cpu, threads = build_random_workload(config, text), torch.device("cpu"), torch.get_num_threads()
+    with tempfile.TemporaryDirectory() as folder:
+        marian = load_marian(export_marian(workload.model, Path(folder, "marian"))).eval()
+    decoders = {"ours": build_our_decode(workload.model), PEER: build_marian_decode(marian)}
+    torch.set_num_threads(1)
+    for (search, beam_size), batch_size in itertools.product(SEARCHES.items(), HOST_BATCH_SIZES):
+        batches = workload.batches(batch_size, NUM_BATCHES)
+        steps = sum(max(batch.lengths) for batch in batches)
+        row = report.row("host", f"{search}, batch {batch_size}", "float32", steps=steps, load=os.getloadavg()[0])
+        runs = {
+            name: functools.partial(translate_batches, cpu, workload, decode, batches, beam_size)
+            for name, decode in decoders.items()
+        }
+        equal = [ours == theirs for ours, theirs in zip(runs["ours"](), runs[PEER](), strict=True)]
+        least = r.least_in_turns(runs, repeats=1 if settings.quick else 10, calls=1)
+        row["ways"] = {name: {"ms": ms, "step_ms": ms / steps} for name, ms in least.items()}
+        report.note(row, ratios={"ours": ratio(least["ours"], least[PEER])}, equal=sum(equal) / len(equal))
+    torch.set_num_threads(threads)
+
+
+def host_tables(rows: list[Row]) -> None:
+    lines = [
+        [row["case"], *(r.get(row["ways"], name, "step_ms") for name in ("ours", PEER)), 1 / row["ratios"]["ours"]]
+        for row in rows
+    ]
+    title = f"Host time: ms per step on one CPU thread with tiny widths, and times as fast as {PEER}"
+    r.table(title, ["case", "ours", PEER, "× ours"], lines)
+
+
 # ------------------------------------------------------------------------------------------------------ main
 
-SECTIONS = {"same": (same, same_tables), "speed": (speed, speed_tables)}
+SECTIONS = {"same": (same, same_tables), "speed": (speed, speed_tables), "host": (host, host_tables)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("run", nargs="?", type=Path, help="a run's folder; without one, random weights")
+    parser.add_argument("run", nargs="?", type=Path, help="folder of a run; default: random weights")
     parser.add_argument("--section", choices=[*SECTIONS, "all"], default="all")
-    parser.add_argument("--quick", action="store_true", help="a look only: smaller, less often")
-    parser.add_argument("--out", type=Path, help="the JSON file; runs/bench/… unless --quick")
+    parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer repeats; writes no file")
+    parser.add_argument("--out", type=Path, help="output file; default: runs/bench/…, none with --quick")
     parser.add_argument("--dtypes", nargs="+", help="such as float32 bfloat16 float16")
-    parser.add_argument("--sizes", nargs="+", type=int, help="of batches; on a GPU 1, 32, 128 and 500")
+    parser.add_argument("--sizes", nargs="+", type=int, help="batch sizes; default on a GPU: 1, 32, 128 and 500")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=540, help="what does not fit into them is left out")
-    chosen = parser.parse_args(arguments)
+    parser.add_argument("--seconds", type=float, default=540, help="time limit; the rest is skipped")
+    options = parser.parse_args(arguments)
 
-    device = torch.device(chosen.device)
+    device = torch.device(options.device)
     on_gpu = device.type == "cuda"
-    sizes = (128, 500, 32, 1) if on_gpu else (3,) if chosen.quick else (1, 32)
-    dtypes = chosen.dtypes or (["bfloat16", "float32"] if on_gpu else ["float32"])
-    plan = Plan(
+    batch_sizes = (128, 500, 32, 1) if on_gpu else (3,) if options.quick else (1, 32)
+    dtypes = options.dtypes or (["bfloat16", "float32"] if on_gpu else ["float32"])
+    settings = Settings(
         device,
-        chosen.quick,
+        options.quick,
         tuple(getattr(torch, name) for name in dtypes),
-        tuple(chosen.sizes or sizes),
-        whole=128 if on_gpu else 5 if chosen.quick else 32,
+        tuple(options.sizes or batch_sizes),
+        comparison_batch_size=128 if on_gpu else 5 if options.quick else 32,
     )
-    report = Report("decoding", device, seconds=chosen.seconds, repeats=1 if plan.quick else 2)
-    report.begin(chosen.out, quick=chosen.quick, section=chosen.section)
-    work = work_of_recipe(plan) if chosen.run is None else work_of_run(chosen.run, report)
-    model = "random weights, of the recipe's shape" if chosen.run is None else "trained"
-    report.head |= {"model": model, "config": asdict(work.model.config), "sentences": len(work.sources)}
-    config, vocabulary = work.model.config, work.model.target_embedding.num_embeddings
-    shape = f"{config.encoder_layers}+{config.decoder_layers} layers of {config.width}, {vocabulary} words"
-    report.say(f"{model}: {shape}; {len(work.sources)} sentences")
-
-    with tempfile.TemporaryDirectory() as folder:
-        exported = export_marian(work.model, Path(folder, "marian"))
-        made = {name_of(dtype): decoders(report, plan, work, exported, dtype) for dtype in plan.dtypes}
-        names = list(SECTIONS) if chosen.section == "all" else [chosen.section]
-        for name in names:
-            for dtype, ways in made.items():
-                report.run(SECTIONS, name, plan, work, ways, dtype, which=dtype)
+    report = Report("decoding", device, seconds=options.seconds, repeats=1 if settings.quick else 2)
+    report.begin(options.out, quick=options.quick, section=options.section)
+    names = list(SECTIONS) if options.section == "all" else [options.section]
+    if names != ["host"]:
+        measure_models(report, settings, options.run, [name for name in names if name != "host"])
+    if "host" in names:
+        report.run(SECTIONS, "host", settings)
     r.failures([row for row in report.rows if row["section"] == "ways"])
     for name in names:
         report.show(SECTIONS, name)
     report.end()
+
+
+def measure_models(report: Report, settings: Settings, run: Path | None, names: Sequence[str]) -> None:
+    """Measure sections with the model of a run or a recipe, in its own size."""
+    workload = build_recipe_workload(settings) if run is None else load_run_workload(run, report)
+    model = "random weights, of the recipe's shape" if run is None else "trained"
+    report.head |= {"model": model, "config": asdict(workload.model.config), "sentences": len(workload.sources)}
+    config, vocabulary = workload.model.config, workload.model.target_embedding.num_embeddings
+    shape = f"{config.encoder_layers}+{config.decoder_layers} layers of {config.width}, {vocabulary} words"
+    report.say(f"{model}: {shape}; {len(workload.sources)} sentences")
+    with tempfile.TemporaryDirectory() as folder:
+        exported = export_marian(workload.model, Path(folder, "marian"))
+        decoders = {
+            get_dtype_name(dtype): build_decoders(report, settings, workload, exported, dtype)
+            for dtype in settings.dtypes
+        }
+        for name in names:
+            for dtype, available in decoders.items():
+                report.run(SECTIONS, name, settings, workload, available, dtype, which=dtype)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from jumok import recipe
 from jumok.run import Run
-from jumok.tasks import build_task
+from jumok.tasks import build_task, training
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = {path.stem for path in (ROOT / "bench").glob("*.py")}
@@ -71,7 +71,7 @@ def train_translator() -> Callable[[Path, dict[str, Any]], Run]:
         train_settings = {"average_checkpoints": 0, "tensorboard": False, "device": "cpu"}
         settings = {"task": "translate", **settings, "train": {**train_settings, **settings["train"]}}
         run = Run.create_or_resume(folder, recipe.parse(settings))
-        train(build_task(run), Console(quiet=True))
+        training.train(build_task(run), Console(quiet=True))
         return run
 
     return train

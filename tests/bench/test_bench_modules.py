@@ -171,21 +171,21 @@ def test_the_usual_loop_is_the_same_model(bench: Bench) -> None:
 
 def test_decoding_batches_outputs_and_differences(bench: Bench) -> None:
     decoding = bench("decoding")
-    work = decoding.Work(None, [[7] * n for n in range(1, 12)])
-    assert [batch.lengths for batch in work.batches(4)] == [(2, 3, 4), (5, 6, 7, 8), (9, 10, 11, 12)]
-    assert [batch.lengths for batch in work.batches(1, 3)] == [(3,), (7,), (11,)]
-    assert len(work.batches(100, 3)) == 1
+    workload = decoding.Workload(None, [[7] * n for n in range(1, 12)])
+    assert [batch.lengths for batch in workload.batches(4)] == [(2, 3, 4), (5, 6, 7, 8), (9, 10, 11, 12)]
+    assert [batch.lengths for batch in workload.batches(1, 3)] == [(3,), (7,), (11,)]
+    assert len(workload.batches(100, 3)) == 1
 
-    assert decoding.words([5, 6, EOS, PAD, PAD], 9) == (5, 6)
-    assert decoding.words([5, 6, 7], 2) == (5, 6)  # cut off by the limit
-    assert decoding.words([EOS, BOS], 2) == ()
+    assert decoding.strip_special_tokens([5, 6, EOS, PAD, PAD], 9) == (5, 6)
+    assert decoding.strip_special_tokens([5, 6, 7], 2) == (5, 6)  # cut off by the limit
+    assert decoding.strip_special_tokens([EOS, BOS], 2) == ()
 
-    agreement = decoding.agreement
-    assert agreement([(1,), (2, 3)], [(1,), (2, 3)]) == {"equal": 1.0}
-    result = agreement([(1,), (2, 3, 4), (5,)], [(1,), (2, 9), (6,)])
+    compare = decoding.compare_translations
+    assert compare([(1,), (2, 3)], [(1,), (2, 3)]) == {"equal": 1.0}
+    result = compare([(1,), (2, 3, 4), (5,)], [(1,), (2, 9), (6,)])
     assert result["equal"] == pytest.approx(1 / 3)
     assert result["first"] == {"sentence": 1, "word": 1, "says": (3, 4), "transformers": (9,)}
-    assert agreement([(1, 2)], [(1,)])["first"]["word"] == 1
+    assert compare([(1, 2)], [(1,)])["first"]["word"] == 1
 
 
 # ------------------------------------------------------------------------------------------------- BERT

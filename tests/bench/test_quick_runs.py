@@ -58,15 +58,21 @@ def test_look(run_bench: RunBench) -> None:
 def test_training(run_bench: RunBench) -> None:
     pytest.importorskip("transformers")
     result, _ = run_bench("training", "--device", "cpu")
-    transformer, bahdanau, decoder = result["rows"]
+    transformer, bahdanau, decoder, *host = result["rows"]
     assert [(row["section"], row["pass"]) for row in result["rows"]] == [
         ("transformer", "training"),
         ("bahdanau", "training"),
         ("bahdanau", "decoder"),
+        ("host", "torch.float32"),
+        ("host", "torch.bfloat16"),
     ]
     assert list(transformer["ways"]) == ["ours", "marian", "ours, padded"]
     assert list(bahdanau["ways"]) == list(decoder["ways"]) == ["ours", "loop"]
-    for row in result["rows"]:
+    for row in host:
+        assert row["ratios"]["ours, eager / marian"] == ratio(row, "ours, eager", "marian")
+        losses = [way["start"] for way in row["ways"].values()]
+        assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-2)
+    for row in (transformer, bahdanau, decoder):
         check_rates(row, "labels", "tokens_s")
         starts = [way["start"] for way in row["ways"].values()]
         assert starts == pytest.approx([starts[0]] * len(starts), rel=1e-4)  # from the same weights
@@ -115,6 +121,13 @@ def test_decoding_says_what_generate_says(run_bench: RunBench, copying_run: Run)
     for row in speed:
         assert row["sentences"] == 11
         check_rates(row, "sentences", "sentences_s")
+        assert row["ratios"]["ours"] == ratio(row, "ours", "transformers")
+    host = [row for row in result["rows"] if row["section"] == "host"]
+    assert [row["case"] for row in host] == [
+        f"{search}, batch {n}" for search in ("greedy", "beam 5") for n in (1, 8, 32)
+    ]
+    for row in host:
+        assert row["equal"] == 1.0 or not row["case"].startswith("greedy")  # random weights, cut off by the limit
         assert row["ratios"]["ours"] == ratio(row, "ours", "transformers")
 
 
