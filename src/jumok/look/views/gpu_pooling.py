@@ -27,11 +27,9 @@ def gpu_unsupported_reason(attention: CapturedAttention, num_pairs: int) -> str 
     from jumok.attention.kernels.lse import MAX_SHARED_MEMORY_BYTES
 
     shared_memory = get_max_shared_memory(attention.query.device)
-    return (
-        None
-        if shared_memory >= MAX_SHARED_MEMORY_BYTES
-        else f"the GPU has only {shared_memory} bytes of shared memory per program"
-    )
+    if shared_memory < MAX_SHARED_MEMORY_BYTES:
+        return f"the GPU has only {shared_memory} bytes of shared memory per program"
+    return None
 
 
 def pool_map_on_gpu(

@@ -28,6 +28,7 @@ from jumok.look.views.pooling import build_pooling_axes
 from jumok.look.views.row_chunks import (
     IndexChoice,
     IndexSpan,
+    RowChunk,
     count_indices,
     iterate_row_chunks,
     list_indices,
@@ -88,23 +89,16 @@ def compute_pooled_map(
     >>> compute_pooled_map(attention, head=1, rows=(100, 130), size=64).shape
     torch.Size([30, 64])
     """
-    row_span, col_span = (
-        resolve_span(rows, attention.shape[2], "rows"),
-        resolve_span(cols, attention.shape[3], "cols"),
-    )
-    row_axis, col_axis = build_pooling_axes(
-        size, count_indices(row_span), count_indices(col_span), attention.query.device
-    )
+    row_span = resolve_span(rows, attention.shape[2], "rows")
+    col_span = resolve_span(cols, attention.shape[3], "cols")
+    num_rows, num_cols = count_indices(row_span), count_indices(col_span)
+    row_axis, col_axis = build_pooling_axes(size, num_rows, num_cols, attention.query.device)
+    num_cells = (row_axis.num_cells, col_axis.num_cells)
 
     def compute(batch_index: int, heads: AxisIndex) -> Tensor:
-        if (
-            gpu_unsupported_reason(attention, count_indices(heads) * count_indices(row_span) * count_indices(col_span))
-            is None
-        ):
-            return pool_map_on_gpu(
-                attention, batch_index, heads, row_span, col_span, (row_axis.num_cells, col_axis.num_cells)
-            )
-        out = attention.new_zeros(count_indices(heads), row_axis.num_cells, col_axis.num_cells)
+        if gpu_unsupported_reason(attention, count_indices(heads) * num_rows * num_cols) is None:
+            return pool_map_on_gpu(attention, batch_index, heads, row_span, col_span, num_cells)
+        out = attention.new_zeros(count_indices(heads), *num_cells)
         for chunk in iterate_row_chunks(attention, batch_index, heads, row_span, col_span):
             assert isinstance(chunk.cols, slice)
             chunk_cols = slice(chunk.cols.start - col_span.start, chunk.cols.stop - col_span.start)
@@ -121,13 +115,10 @@ def compute_received_weight(
 ) -> Tensor:
     """Return the weight that each key receives from all queries together: ``(H, K)``."""
 
-    def compute(batch_index: int, heads: AxisIndex) -> Tensor:
-        out = attention.new_zeros(count_indices(heads), attention.shape[3])
-        for chunk in iterate_row_chunks(attention, batch_index, heads):
-            out[chunk.heads, chunk.cols] += chunk.weights.sum(1)
-        return out
+    def add_chunk(out: Tensor, chunk: RowChunk) -> None:
+        out[chunk.heads, chunk.cols] += chunk.weights.sum(1)
 
-    return _compute_each(attention, batch, head, compute)
+    return _reduce_chunks(attention, batch, head, attention.shape[3], add_chunk)
 
 
 def compute_entropy(attention: CapturedAttention, *, batch: IndexChoice = 0, head: IndexChoice = None) -> Tensor:
@@ -137,13 +128,10 @@ def compute_entropy(attention: CapturedAttention, *, batch: IndexChoice = 0, hea
     a visible key has 0.
     """
 
-    def compute(batch_index: int, heads: AxisIndex) -> Tensor:
-        out = attention.new_zeros(count_indices(heads), attention.shape[2])
-        for chunk in iterate_row_chunks(attention, batch_index, heads):
-            out[chunk.heads, chunk.rows] = torch.special.entr(chunk.weights).sum(-1)
-        return out
+    def add_chunk(out: Tensor, chunk: RowChunk) -> None:
+        out[chunk.heads, chunk.rows] = torch.special.entr(chunk.weights).sum(-1)
 
-    return _compute_each(attention, batch, head, compute)
+    return _reduce_chunks(attention, batch, head, attention.shape[2], add_chunk)
 
 
 def find_top_keys(
@@ -186,17 +174,14 @@ def compute_distance_profile(
     offset = attention.diagonal or 0
     max_distance = max(abs(num_queries - 1 + offset), abs(num_keys - 1 - offset), abs(offset), 0)
 
-    def compute(batch_index: int, heads: AxisIndex) -> Tensor:
-        out = attention.new_zeros(count_indices(heads), max_distance + 1)
-        for chunk in iterate_row_chunks(attention, batch_index, heads):
-            assert isinstance(chunk.cols, slice)
-            sums = _sum_diagonals(chunk.weights)  # (heads, rows + cols - 1), from the lower left corner
-            nearest = chunk.rows.start + offset - chunk.cols.stop + 1  # i - j in the upper right corner
-            distances = torch.arange(nearest, nearest + sums.shape[-1], device=out.device).abs()
-            out[chunk.heads].index_add_(1, distances, sums)
-        return out.div_(max(1, num_queries))
+    def add_chunk(out: Tensor, chunk: RowChunk) -> None:
+        assert isinstance(chunk.cols, slice)
+        sums = _sum_diagonals(chunk.weights)  # (heads, rows + cols - 1), from the lower left corner
+        nearest = chunk.rows.start + offset - chunk.cols.stop + 1  # i - j in the upper right corner
+        distances = torch.arange(nearest, nearest + sums.shape[-1], device=out.device).abs()
+        out[chunk.heads].index_add_(1, distances, sums)
 
-    return _compute_each(attention, batch, head, compute)
+    return _reduce_chunks(attention, batch, head, max_distance + 1, add_chunk).div_(max(1, num_queries))
 
 
 def _sum_diagonals(x: Tensor) -> Tensor:
@@ -207,6 +192,24 @@ def _sum_diagonals(x: Tensor) -> Tensor:
     # each row one position further to the right than the row above it: diagonals become columns.
     padded = torch.nn.functional.pad(x.flip(-1), (0, rows)).flatten(-2)
     return padded[..., : rows * num_diagonals].reshape(*x.shape[:-1], num_diagonals).sum(-2)
+
+
+def _reduce_chunks(
+    attention: CapturedAttention,
+    batch: IndexChoice,
+    head: IndexChoice,
+    size: int,
+    add_chunk: Callable[[Tensor, RowChunk], None],
+) -> Tensor:
+    """Return ``(H, size)`` for each batch index, to which ``add_chunk(out, chunk)`` adds each chunk of rows."""
+
+    def compute(batch_index: int, heads: AxisIndex) -> Tensor:
+        out = attention.new_zeros(count_indices(heads), size)
+        for chunk in iterate_row_chunks(attention, batch_index, heads):
+            add_chunk(out, chunk)
+        return out
+
+    return _compute_each(attention, batch, head, compute)
 
 
 def _compute_each(

@@ -36,25 +36,10 @@ COPY_OPS = {aten.clone, aten._to_copy, aten.alias, aten.detach, aten.lift_fresh,
 RANDOM_OPS = {aten.bernoulli, aten.bernoulli_, aten.rand, aten.rand_like, aten.uniform_, aten.native_dropout}
 RANDOM_OPS |= {aten._fused_dropout}
 # Operations that read only the shape of a tensor.
-SHAPE_ONLY_OPS = {
-    aten.empty_like,
-    aten.zeros_like,
-    aten.ones_like,
-    aten.full_like,
-    aten.randn_like,
-    aten.rand_like,
-}
+SHAPE_ONLY_OPS = {aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.randn_like, aten.rand_like}
 SHAPE_ONLY_OPS |= {aten.new_empty, aten.new_zeros, aten.new_ones, aten.new_full}
 # Index of the first of the two factors among the arguments of a product.
-PRODUCT_OPS = {
-    aten.mm: 0,
-    aten.bmm: 0,
-    aten.mv: 0,
-    aten.dot: 0,
-    aten.addmm: 1,
-    aten.baddbmm: 1,
-    aten.addmv: 1,
-}
+PRODUCT_OPS = {aten.mm: 0, aten.bmm: 0, aten.mv: 0, aten.dot: 0, aten.addmm: 1, aten.baddbmm: 1, aten.addmv: 1}
 MAX_IDLE_OPS = 256  # number of operations after which unused weights are dropped
 JOINT_SUM_REASON = "its weights are summed over the keys and another axis at once"
 
@@ -423,14 +408,11 @@ def _find_mutated(op: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """Return the tensors that an operation writes to."""
     if not op._schema.is_mutable:
         return []
-    arguments = {
-        schema_argument.name: x for schema_argument, x in zip(op._schema.arguments, args, strict=False)
-    } | kwargs
-    mutated = [
-        arguments.get(schema_argument.name)
-        for schema_argument in op._schema.arguments
-        if schema_argument.alias_info and schema_argument.alias_info.is_write
-    ]
+    declared = op._schema.arguments
+    values = dict(zip((argument.name for argument in declared), args, strict=False)) | kwargs
+    mutated = (
+        values.get(argument.name) for argument in declared if argument.alias_info and argument.alias_info.is_write
+    )
     return [x for x in mutated if isinstance(x, Tensor)]
 
 
