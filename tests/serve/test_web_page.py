@@ -561,9 +561,20 @@ def test_model_without_a_form(open_page: OpenPage, echo: EchoService, start_serv
     open_page("", at=other).wait_for_selector("text=There is no form for the task echo")
 
 
-def test_files_fetch_and_parse_nothing() -> None:
-    everything = web_page.build_script() + web_page.build_style_sheet() + web_page.PAGE_TEMPLATE
-    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "@import", "url("):
+def test_files_fetch_evaluate_and_parse_nothing() -> None:
+    scripts = [web_page.build_script(), assets.build_script("boot_page"), assets.build_script("boot_file")]
+    styles = [web_page.build_style_sheet(), assets.build_style_sheet(include_page=True)]
+    everything = "".join([*scripts, *styles, web_page.PAGE_TEMPLATE])
+    for word in (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "new Function",
+        "@import",
+        "url(",
+    ):
         assert word not in everything
     assert set(re.findall(r"https?://[\w./]+", everything)) == {"http://www.w3.org/2000/svg"}
 

@@ -51,32 +51,13 @@ def test_tiles_equal_the_weights(client: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"layer": "1"},
-        {"layer": "-1"},
-        {"layer": "../../etc/passwd"},
-        {"layer": ""},
-        {"head": "3"},
-        {"head": "x"},
-        {"rows": "-1,3"},
-        {"rows": "3,3"},
-        {"rows": "0,6"},
-        {"rows": "0,1e9"},
-        {"rows": "0"},
-        {"cols": "0,99999999999999999999"},
-        {"size": "0"},
-        {"size": "1000000"},
-        {"size": "-5"},
-        {"quantity": "file"},
-        {"data": "2"},
-    ],
-    ids=str,
-)
-def test_invalid_tile_request_gets_status_400(client: Any, change: dict[str, str]) -> None:
-    response = client.get("/tiles", params={**PARAMETERS, **change})
+    ("name", "value"),
+    [("layer", "../../etc/passwd"), ("layer", "1"), ("head", "x"), ("rows", "0,1e9"), ("rows", "0,6"),
+     ("cols", "0,99999999999999999999"), ("size", "1000000"), ("quantity", "file"), ("data", "2")],
+)  # fmt: skip
+def test_invalid_tile_request_gets_status_400(client: Any, name: str, value: str) -> None:
+    response = client.get("/tiles", params={**PARAMETERS, name: value})
     assert response.status_code == 400
-    (name,) = change
     assert name in response.json()["error"]
 
 

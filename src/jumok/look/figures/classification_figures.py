@@ -75,11 +75,7 @@ def draw_confusion_matrix(
 
 
 def draw_reliability_diagram(
-    bins: Sequence[CalibrationBin],
-    path: str | Path,
-    *,
-    calibration_error: float | None = None,
-    title: str = "",
+    bins: Sequence[CalibrationBin], path: str | Path, *, calibration_error: float | None = None, title: str = ""
 ) -> Path:
     """Draw a reliability diagram: the accuracy of labels by the confidence of the model.
 

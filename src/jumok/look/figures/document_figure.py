@@ -356,7 +356,4 @@ def _format_prediction(document: AttendedDocument) -> list[tuple[str, str]]:
     if not document.class_probabilities:
         return [(f"label: {document.label}", INK)]
     is_correct = document.class_probabilities[0][0] == document.label
-    return [
-        *parts,
-        ("✓ correct", COLOURS[0]) if is_correct else (f"✗ wrong, label: {document.label}", GOLD),
-    ]
+    return [*parts, ("✓ correct", COLOURS[0]) if is_correct else (f"✗ wrong, label: {document.label}", GOLD)]

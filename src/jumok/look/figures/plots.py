@@ -248,11 +248,7 @@ def save_figure(draw: DrawFunction, path: str | Path, texts: Sequence[str]) -> P
         draw(figure)
         with atomic_write(path) as temporary:
             figure.savefig(
-                temporary,
-                dpi=DOTS_PER_INCH,
-                bbox_inches="tight",
-                pad_inches=0.18,
-                format=_get_image_format(path),
+                temporary, dpi=DOTS_PER_INCH, bbox_inches="tight", pad_inches=0.18, format=_get_image_format(path)
             )
     return path
 

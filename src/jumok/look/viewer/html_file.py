@@ -18,20 +18,8 @@ from typing import Any
 from jumok.errors import InputError
 from jumok.files import atomic_write
 from jumok.look.viewer import assets
-from jumok.look.viewer.tiles import (
-    TILE_SIZE,
-    TileRequest,
-    find_coarsest_zoom,
-    find_finest_zoom,
-    iterate_tiles,
-)
-from jumok.look.viewer.viewer_data import (
-    ViewerData,
-    ViewerLayer,
-    answer_request,
-    as_viewer_data_tuple,
-    build_manifest,
-)
+from jumok.look.viewer.tiles import TILE_SIZE, TileRequest, find_coarsest_zoom, find_finest_zoom, iterate_tiles
+from jumok.look.viewer.viewer_data import ViewerData, ViewerLayer, answer_request, as_viewer_data_tuple, build_manifest
 
 THUMBNAIL_SIZE, ALIGNMENT_SIZE = 64, 512  # cells of a small map and of a speech alignment, as in tiles.js
 MAX_BYTES = 96 << 20  # before compression; larger files are slow in browsers

@@ -26,12 +26,7 @@ def is_huggingface_folder(path: Path) -> bool:
 
 
 def capture_huggingface_model(
-    folder: Path,
-    text: str,
-    target: str | None = None,
-    *,
-    ablations: Ablations | None = None,
-    device: str = "auto",
+    folder: Path, text: str, target: str | None = None, *, ablations: Ablations | None = None, device: str = "auto"
 ) -> list[ViewerData]:
     """Capture the attention of the model in ``folder`` for ``text``; with ``ablations``, also a second time.
 

@@ -42,18 +42,11 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data: blob:; "
     "media-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
 )
-SECURITY_HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
+SECURITY_HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
 
 
 def build_app(
-    viewer_data: ViewerData | Sequence[ViewerData],
-    *,
-    cache_bytes: int | None = None,
-    can_resynthesize: bool = False,
+    viewer_data: ViewerData | Sequence[ViewerData], *, cache_bytes: int | None = None, can_resynthesize: bool = False
 ) -> Starlette:
     """Build the app that shows one item of viewer data, or two to compare.
 

@@ -21,10 +21,7 @@ MAX_FIGURE_TOKENS = 400  # along each axis of a figure; the viewer shows more
 
 
 def save_view(
-    viewer_data: ViewerData | Sequence[ViewerData],
-    path: str | Path,
-    layer: str | None = None,
-    head: int | None = None,
+    viewer_data: ViewerData | Sequence[ViewerData], path: str | Path, layer: str | None = None, head: int | None = None
 ) -> Path:
     """Write one item of viewer data, or two to compare, to ``path``: an HTML file or a figure.
 
