@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from labelled_runs import pair, question, squad, table
+from labelled_runs import make_pair, make_question, write_squad, write_table
 from labelled_runs import train_run as trained_bert
 from translation_runs import sentences
 
@@ -51,7 +51,7 @@ def run_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...,
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder, rng = tmp_path_factory.mktemp("pairs"), random.Random(3)
-    data = table(folder / "train.tsv", "one\tother\tlabel", [pair(rng) for _ in range(60)])
+    data = write_table(folder / "train.tsv", "one\tother\tlabel", [make_pair(rng) for _ in range(60)])
     config = {"train": data, "text_column": "one", "pair_column": "other", "held_out_size": 5}
     return trained_bert(folder / "run", "classify", config, train={"max_epochs": 1})
 
@@ -79,7 +79,7 @@ def test_objects_have_the_fields_of_requests(pairs: Run, tmp_path: Path, run_job
     with pytest.raises(InputError, match="line 1 has 1 text; this model reads two"):
         run_job(pairs, [{"text": "alone"}])
 
-    data = squad(tmp_path / "squad.json", [[question(random.Random(n))] for n in range(30)])
+    data = write_squad(tmp_path / "squad.json", [[make_question(random.Random(n))] for n in range(30)])
     run = trained_bert(tmp_path / "run", "answer", {"train": data, "held_out_size": 5}, train={"max_epochs": 1})
     context = "a\tlong  story:\nAnna lives in Seoul"
     [line] = run_job(run, [{"id": 5, "question": "where?", "context": context}])

@@ -49,13 +49,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     root, rng = tmp_path_factory.mktemp("runs"), random.Random(1)
     runs = {"translate": translation_runs.train_run(root / "translate", "transformer")}
-    reviews = [labelled_runs.review(rng) for _ in range(60)]
-    review_path = labelled_runs.table(root / "reviews.tsv", "text\tlabel", reviews)
-    pairs = [labelled_runs.pair(rng) for _ in range(60)]
-    pair_path = labelled_runs.table(root / "pairs.tsv", "text\tother\tlabel", pairs)
-    tag_path = labelled_runs.tagged(root / "tags.txt", [labelled_runs.sentence(rng) for _ in range(60)])
-    articles = [[labelled_runs.question(rng, size) for size in (3, 40)] for _ in range(20)]
-    squad_path = labelled_runs.squad(root / "squad.json", articles)
+    reviews = [labelled_runs.make_review(rng) for _ in range(60)]
+    review_path = labelled_runs.write_table(root / "reviews.tsv", "text\tlabel", reviews)
+    pairs = [labelled_runs.make_pair(rng) for _ in range(60)]
+    pair_path = labelled_runs.write_table(root / "pairs.tsv", "text\tother\tlabel", pairs)
+    tag_path = labelled_runs.write_tagged(root / "tags.txt", [labelled_runs.make_sentence(rng) for _ in range(60)])
+    articles = [[labelled_runs.make_question(rng, size) for size in (3, 40)] for _ in range(20)]
+    squad_path = labelled_runs.write_squad(root / "squad.json", articles)
     data: dict[str, tuple[str, dict[str, Any]]] = {
         "classify": ("classify", {"train": review_path}),
         "pairs": ("classify", {"train": pair_path, "pair_column": "other"}),

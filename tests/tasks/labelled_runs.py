@@ -43,14 +43,14 @@ def random_words(rng: random.Random, most: int) -> list[str]:
     return [rng.choice(OTHER) for _ in range(rng.randint(1, most))]
 
 
-def review(rng: random.Random, most: int = 6) -> tuple[str, str]:
+def make_review(rng: random.Random, most: int = 6) -> tuple[str, str]:
     """A text and its label: whether it has a good or a bad word."""
     label = rng.randint(0, 1)
     word = rng.choice(GOOD if label else BAD)
     return " ".join([*random_words(rng, most), word, *random_words(rng, most)]), str(label)
 
 
-def pair(rng: random.Random) -> tuple[str, str, str]:
+def make_pair(rng: random.Random) -> tuple[str, str, str]:
     """Two texts, and whether the first or the second one has a good word."""
     label = rng.randint(0, 1)
     words = [rng.choice(BAD), rng.choice(GOOD)]
@@ -58,7 +58,7 @@ def pair(rng: random.Random) -> tuple[str, str, str]:
     return first, second, str(label)
 
 
-def number(rng: random.Random) -> tuple[str, str]:
+def make_number(rng: random.Random) -> tuple[str, str]:
     """A text, and the number of its good words."""
     count = rng.randint(0, 4)
     words = [*(rng.choice(GOOD) for _ in range(count)), *random_words(rng, 4)]
@@ -66,7 +66,7 @@ def number(rng: random.Random) -> tuple[str, str]:
     return " ".join(words), str(count)
 
 
-def sentence(rng: random.Random, most: int = 4) -> list[tuple[str, str]]:
+def make_sentence(rng: random.Random, most: int = 4) -> list[tuple[str, str]]:
     """Words with tags in IOB1."""
     words: list[tuple[str, str]] = []
     for _ in range(rng.randint(1, 3)):
@@ -76,7 +76,7 @@ def sentence(rng: random.Random, most: int = 4) -> list[tuple[str, str]]:
     return [*words, (".", "O")]
 
 
-def question(rng: random.Random, most: int = 4) -> dict[str, Any]:
+def make_question(rng: random.Random, most: int = 4) -> dict[str, Any]:
     """A paragraph in the SQuAD format, with the questions who and where."""
     who, where = rng.choice(PEOPLE), rng.choice(PLACES)
     context = " ".join([*random_words(rng, most), who, "lives in", where, *random_words(rng, most)])
@@ -88,18 +88,18 @@ def question(rng: random.Random, most: int = 4) -> dict[str, Any]:
     return {"context": context, "qas": questions}
 
 
-def table(path: Path, header: str, rows: list[tuple[str, ...]]) -> str:
+def write_table(path: Path, header: str, rows: list[tuple[str, ...]]) -> str:
     path.write_text("\n".join([header, *("\t".join(row) for row in rows)]) + "\n", encoding="utf-8")
     return str(path)
 
 
-def tagged(path: Path, sentences: list[list[tuple[str, str]]]) -> str:
+def write_tagged(path: Path, sentences: list[list[tuple[str, str]]]) -> str:
     blocks = ("".join(f"{word} NN {tag}\n" for word, tag in sentence) for sentence in sentences)
     path.write_text("\n".join(blocks), encoding="utf-8")
     return str(path)
 
 
-def squad(path: Path, articles: list[list[dict[str, Any]]]) -> str:
+def write_squad(path: Path, articles: list[list[dict[str, Any]]]) -> str:
     data = [{"title": f"article {n}", "paragraphs": paragraphs} for n, paragraphs in enumerate(articles)]
     path.write_text(json.dumps({"data": data}), encoding="utf-8")
     return str(path)

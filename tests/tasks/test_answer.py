@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from labelled_runs import question, squad, train_run
+from labelled_runs import make_question, train_run, write_squad
 from rich.console import Console
 
 import jumok
@@ -31,8 +31,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("questions")
     rng = random.Random(1)
     # Some texts are longer than the model reads at once.
-    articles = [[question(rng, most) for most in (3, 5, 8, 60)] for _ in range(60)]
-    data = {"train": squad(folder / "train.json", articles), "held_out_size": 40, "window_stride": 16}
+    articles = [[make_question(rng, most) for most in (3, 5, 8, 60)] for _ in range(60)]
+    data = {"train": write_squad(folder / "train.json", articles), "held_out_size": 40, "window_stride": 16}
     return train_run(folder / "run", "answer", data, train={"max_epochs": 15, "batch_tokens": 1024})
 
 
@@ -54,20 +54,20 @@ def test_output_lines(run: Run) -> None:
     assert context[prediction.answer.start : prediction.answer.end] == "New York"
     probability = prediction.answers[0][1]
     assert 0.5 < probability <= 1
-    [line] = prediction.to_lines(n_best=False, alignments=False, as_json=False)
+    [line] = prediction.to_lines()
     assert line == f"New York\t{prediction.answer.start}-{prediction.answer.end}\t{probability:.4f}"
     lines = [f"who?\t{context}", json.dumps({"question": "where?", "context": context})]
     who, where = predictor.predict(lines, NBestOptions(), first_index=4)
     assert (who.index, who.answer.text) == (4, "Carla Maria")
     assert where.answers == prediction.answers
-    [content] = map(json.loads, where.to_lines(n_best=False, alignments=False, as_json=True))
+    [content] = map(json.loads, where.to_lines(as_json=True))
     assert (content["answer"], content["start"], content["end"]) == ("New York", 31, 39)
     [several] = predictor.predict(lines[:1], NBestOptions(n_best=3))
     probabilities = [probability for _, probability in several.answers]
     assert len(probabilities) == 3
     assert probabilities == sorted(probabilities, reverse=True)
     assert several.answer == who.answer
-    assert len(list(several.to_lines(n_best=True, alignments=False, as_json=False))) == 3
+    assert len(list(several.to_lines(n_best=True))) == 3
 
 
 def test_answers_in_later_windows(run: Run) -> None:
@@ -100,7 +100,7 @@ def test_bars_separate_like_a_tab(run: Run) -> None:
 def test_an_empty_text_has_no_answer(run: Run) -> None:
     prediction = load_predictor(run, "cpu").answer("who?", "")
     assert prediction.answer == ContextSpan("", 0)
-    [line] = prediction.to_lines(n_best=False, alignments=False, as_json=False)
+    [line] = prediction.to_lines()
     assert line.startswith("(no answer)\t0-0\t")
 
 
@@ -146,10 +146,10 @@ def test_unanswerable_questions(tmp_path: Path) -> None:
     rng = random.Random(4)
     articles = []
     for _ in range(160):
-        paragraph = question(rng)
+        paragraph = make_question(rng)
         paragraph["qas"].append({"id": f"x{rng.random()}", "question": "when?", "answers": []})
         articles.append([paragraph])
-    path = squad(tmp_path / "train.json", articles)
+    path = write_squad(tmp_path / "train.json", articles)
     with pytest.raises(InputError, match=r"article 'article 0'.*a question without an answer"):
         train_run(tmp_path / "refuses", "answer", {"train": path})
     data = {"train": path, "held_out_size": 40, "has_unanswerable": True}

@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from labelled_runs import MODEL, number, pair, question, review, sentence, squad, tagged
+from labelled_runs import (
+    MODEL,
+    make_number,
+    make_pair,
+    make_question,
+    make_review,
+    make_sentence,
+    write_squad,
+    write_tagged,
+)
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -56,24 +65,28 @@ def data_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for JUMOK_DATA, with tables like the real ones."""
     root, rng = tmp_path_factory.mktemp("data"), random.Random(1)
     for split, name in (("train", "sentence"), ("dev", "content")):
-        rows = "".join(f"{label}\t{text}\r\n" for text, label in (review(rng) for _ in range(60)))
+        rows = "".join(f"{label}\t{text}\r\n" for text, label in (make_review(rng) for _ in range(60)))
         write_gzip(root / "sst2" / f"{split}.tsv", f"label\t{name}\r\n{rows}")
-        rows = "".join(f'{c}\t1\t2\t{a} "\t{b}\n' for a, b, c in (pair(rng) for _ in range(60)))
+        rows = "".join(f'{c}\t1\t2\t{a} "\t{b}\n' for a, b, c in (make_pair(rng) for _ in range(60)))
         write_gzip(root / "mrpc" / f"{split}.tsv", f"\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n{rows}")
         names = ["entailment", "not_entailment"]
-        rows = "".join(f"{n}\t{a}\t{b}\t{names[int(c)]}\n" for n, (a, b, c) in enumerate(pair(rng) for _ in range(60)))
+        rows = "".join(
+            f"{n}\t{a}\t{b}\t{names[int(c)]}\n" for n, (a, b, c) in enumerate(make_pair(rng) for _ in range(60))
+        )
         write_gzip(root / "rte" / f"{split}.tsv", f"index\tsentence1\tsentence2\tlabel\n{rows}")
     for split in ("train", "dev", "test"):
-        rows = "".join(f"g\tf\t2012\t1\t{score}.5\t{text}\tso\n" for text, score in (number(rng) for _ in range(60)))
+        rows = "".join(
+            f"g\tf\t2012\t1\t{score}.5\t{text}\tso\n" for text, score in (make_number(rng) for _ in range(60))
+        )
         write_gzip(root / "korsts" / f"{split}.tsv", f"genre\tfilename\tyear\tid\tscore\tsentence1\tsentence2\n{rows}")
-        rows = "".join(f"7\t{text}\t{label}\n" for text, label in (review(rng) for _ in range(60)))
+        rows = "".join(f"7\t{text}\t{label}\n" for text, label in (make_review(rng) for _ in range(60)))
         write_gzip(root / "nsmc" / f"{split}.tsv", f"id\tdocument\tlabel\n{rows}8\t\t1\n")
         path = root / "conll.txt"
-        tagged(path, [[("-DOCSTART-", "O")], *(sentence(rng) for _ in range(60))])
+        write_tagged(path, [[("-DOCSTART-", "O")], *(make_sentence(rng) for _ in range(60))])
         write_gzip(root / "conll2003" / f"{split}.txt", path.read_text())
     for name in ("jaquad/train/jaquad_train_0000", "jaquad/dev/jaquad_dev_0000", "korquad/dev", "xquad/en"):
         path = root / "squad.json"
-        squad(path, [[question(rng, 30) for _ in range(3)] for _ in range(20)])
+        write_squad(path, [[make_question(rng, 30) for _ in range(3)] for _ in range(20)])
         write_gzip(root / f"{name}.json", path.read_text())
     return root
 
@@ -105,7 +118,7 @@ def test_every_recipe_trains_and_is_evaluated(
     assert last["loss"] > 0  # decides between equal scores
     kind = "pair" if getattr(run.recipe.data, "pair_column", None) else run.recipe.task
     [prediction] = predictor.predict([LINES[kind]], NBestOptions())
-    [line] = prediction.to_lines(n_best=False, alignments=False, as_json=False)
+    [line] = prediction.to_lines()
     assert line
     want = {"mrpc": "f1", "korsts": "spearman", "conll2003": "f1", "quad": "f1"}
     assert evaluation.select_by == next((best for data, best in want.items() if data in name), "accuracy")
@@ -119,7 +132,7 @@ def test_tables_without_a_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for split, columns in (("train", 2), ("test", 3)):
         with (tmp_path / "news" / f"{split}.csv").open("w", newline="") as file:
             writer = csv.writer(file, quoting=csv.QUOTE_ALL)
-            for text, label in (review(rng) for _ in range(60)):
+            for text, label in (make_review(rng) for _ in range(60)):
                 writer.writerow([label, *(["a title"] * (columns - 2)), text])
     tree: dict[str, Any] = recipe.to_dict(recipe.load("bert/sst2", SMALL))
     tree["data"] |= {"train": "news/train", "test": "news/test", "text_column": [2, 3], "label_column": 1}

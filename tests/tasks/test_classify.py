@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from labelled_runs import GOOD, MODEL, TRAIN, number, pair, review, table, train_run
+from labelled_runs import GOOD, MODEL, TRAIN, make_number, make_pair, make_review, train_run, write_table
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -41,9 +41,9 @@ QUIET = Console(quiet=True)
 @pytest.fixture(scope="module")
 def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = random.Random(1)
-    rows = [review(rng) for _ in range(300)]
+    rows = [make_review(rng) for _ in range(300)]
     path = tmp_path_factory.mktemp("reviews") / "reviews.tsv"
-    table(path, "text\tlabel", rows)
+    write_table(path, "text\tlabel", rows)
     return path
 
 
@@ -51,11 +51,6 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(reviews: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     data = {"train": str(reviews), "held_out_size": 40, "label_names": {"0": "bad", "1": "good"}}
     return train_run(tmp_path_factory.mktemp("runs") / "reviews", "classify", data)
-
-
-def to_lines(prediction: Any, **options: bool) -> list[str]:
-    options = {"n_best": False, "alignments": False, "as_json": False} | options
-    return list(prediction.to_lines(**options))
 
 
 # ---------------------------------------------------------------------------------------------- training
@@ -100,7 +95,7 @@ def test_classification_of_single_texts(run: Run) -> None:
 
 def test_classification_of_pairs(tmp_path: Path) -> None:
     rng = random.Random(2)
-    path = table(tmp_path / "pairs.tsv", "a\tb\tlabel", [pair(rng) for _ in range(400)])
+    path = write_table(tmp_path / "pairs.tsv", "a\tb\tlabel", [make_pair(rng) for _ in range(400)])
     data = {"train": path, "text_column": "a", "pair_column": "b", "held_out_size": 40}
     predictor = load_predictor(train_run(tmp_path / "run", "classify", data, train={"max_epochs": 20}), "cpu")
     assert predictor.score_examples(predictor.load_split("test").examples).metrics["accuracy"] == 1
@@ -118,7 +113,7 @@ def test_classification_of_pairs(tmp_path: Path) -> None:
 
 def test_symmetric_pairs(tmp_path: Path) -> None:
     rng = random.Random(2)
-    path = table(tmp_path / "pairs.tsv", "a\tb\tlabel", [pair(rng) for _ in range(60)])
+    path = write_table(tmp_path / "pairs.tsv", "a\tb\tlabel", [make_pair(rng) for _ in range(60)])
     data = {"train": path, "text_column": "a", "pair_column": "b", "held_out_size": 10, "symmetric_pairs": True}
     run = train_run(tmp_path / "run", "classify", data, train={"max_epochs": None, "max_steps": 2, "warmup_steps": 1})
     assert json.loads((run.folder / "data" / "train.json").read_text())["num_rows"] == 2 * 40
@@ -135,7 +130,7 @@ def test_symmetric_pairs(tmp_path: Path) -> None:
 
 def test_regression(tmp_path: Path) -> None:
     rng = random.Random(3)
-    path = table(tmp_path / "numbers.tsv", "text\tscore", [number(rng) for _ in range(400)])
+    path = write_table(tmp_path / "numbers.tsv", "text\tscore", [make_number(rng) for _ in range(400)])
     data = {"train": path, "label_column": "score", "regression": True, "held_out_size": 40}
     run = train_run(tmp_path / "run", "classify", data, train={"max_epochs": 40})
     predictor = load_predictor(run, "cpu")
@@ -146,8 +141,8 @@ def test_regression(tmp_path: Path) -> None:
     low, high = predictor.classify("the film"), predictor.classify(" ".join(GOOD))
     assert low.value == pytest.approx(0, abs=0.6)
     assert high.value == pytest.approx(4, abs=0.6)
-    assert to_lines(low) == [f"{low.value:.4f}"]
-    assert json.loads(to_lines(low, as_json=True)[0])["value"] == low.value
+    assert list(low.to_lines()) == [f"{low.value:.4f}"]
+    assert json.loads(next(low.to_lines(as_json=True)))["value"] == low.value
     assert not (run.folder / "labels.json").exists()
 
 
@@ -257,20 +252,20 @@ def test_output_lines(run: Run) -> None:
     assert [prediction.label for prediction in predictions][::2] == ["bad", "good"]
     assert predictions[0].classes == predictions[3].classes
     probability = predictions[0].classes[0][1]
-    assert to_lines(predictions[0]) == [f"bad\t{probability:.4f}"]
+    assert list(predictions[0].to_lines()) == [f"bad\t{probability:.4f}"]
     assert probability > 0.9
-    content = json.loads(to_lines(predictions[0], as_json=True)[0])
+    content = json.loads(next(predictions[0].to_lines(as_json=True)))
     assert (content["line"], content["label"], content["probability"]) == (7, "bad", probability)
     assert sum(content["classes"].values()) == pytest.approx(1)
     [n_best] = predictor.predict(["lovely"], NBestOptions(n_best=2))
-    assert [line.split(" ||| ")[:2] for line in to_lines(n_best, n_best=True)] == [["0", "good"], ["0", "bad"]]
+    assert [line.split(" ||| ")[:2] for line in n_best.to_lines(n_best=True)] == [["0", "good"], ["0", "bad"]]
     assert predictor.classify("lovely").classes == n_best.classes
     assert predictions[0].finished
 
 
 def test_batching_does_not_change_predictions(run: Run) -> None:
     predictor = load_predictor(run, "cpu")
-    texts = [text for text, _ in (review(random.Random(n), most=12) for n in range(30))]
+    texts = [text for text, _ in (make_review(random.Random(n), most=12) for n in range(30))]
     together = [dict(prediction.classes) for prediction in predictor.predict(texts, NBestOptions())]
     for text, prediction in zip(texts, together, strict=True):
         assert dict(predictor.classify(text).classes) == pytest.approx(prediction, abs=1e-5)
@@ -281,7 +276,7 @@ def test_invalid_options(run: Run) -> None:
     with pytest.raises(InputError, match="--beam-size, --style-audio: this model does not generate"):
         NBestOptions.from_command_line(beam_size=3, n_best=2, style_audio="a.wav")
     with pytest.raises(InputError, match="--alignments"):
-        to_lines(predictor.classify("lovely"), alignments=True)
+        list(predictor.classify("lovely").to_lines(alignments=True))
     with pytest.raises(InputError, match="--target"):
         predictor.build_viewer_data("lovely", "x")
     with pytest.raises(InputError, match="two came"):
@@ -454,7 +449,7 @@ def test_pretrained_run_and_folder(run: Run, reviews: Path, tmp_path: Path) -> N
 
 def test_pretrained_pretraining_run(reviews: Path, tmp_path: Path) -> None:
     rng = random.Random(6)
-    documents = ("\n".join(review(rng)[0] for _ in range(4)) for _ in range(200))
+    documents = ("\n".join(make_review(rng)[0] for _ in range(4)) for _ in range(200))
     (tmp_path / "text.txt").write_text("\n\n".join(documents), encoding="utf-8")
     tree = {
         "task": "pretrain",
@@ -498,7 +493,7 @@ def test_pretrained_model_in_a_package() -> None:
 
 
 def test_an_unknown_label_is_reported_with_its_line(reviews: Path, tmp_path: Path) -> None:
-    other = table(tmp_path / "test.tsv", "text\tlabel", [("fine", "1"), ("so so", "2")])
+    other = write_table(tmp_path / "test.tsv", "text\tlabel", [("fine", "1"), ("so so", "2")])
     data = {"train": str(reviews), "test": other, "valid": other, "held_out_size": 40}
     with pytest.raises(InputError, match=r"test.tsv:3: an unknown label \('2'; the labels are: [01], [01]\)"):
         train_run(tmp_path / "run", "classify", data, train={"max_epochs": 1})
@@ -511,9 +506,9 @@ def test_an_unknown_label_is_reported_with_its_line(reviews: Path, tmp_path: Pat
 
 def test_resuming_gives_identical_weights_and_needs_the_same_data(tmp_path: Path) -> None:
     rng = random.Random(5)
-    rows = [review(rng) for _ in range(120)]
+    rows = [make_review(rng) for _ in range(120)]
     path = tmp_path / "reviews.tsv"
-    table(path, "text\tlabel", rows)
+    write_table(path, "text\tlabel", rows)
     data = {"train": str(path), "held_out_size": 20}
     steps = {"max_epochs": None, "schedule": "constant", "warmup_steps": 3}
     whole = train_run(tmp_path / "whole", "classify", data, train=steps | {"max_steps": 8})
@@ -524,21 +519,21 @@ def test_resuming_gives_identical_weights_and_needs_the_same_data(tmp_path: Path
     assert all(torch.equal(x, resumed_weights[name]) for name, x in whole_weights.items())
     relabelled = [(text, "10"[int(label)]) for text, label in rows]
     for others in ([*rows, ("new", "1")], relabelled):
-        table(path, "text\tlabel", others)
+        write_table(path, "text\tlabel", others)
         with pytest.raises(InputError, match="the data has changed"):
             train_run(half.folder, "classify", data, train=steps | {"max_steps": 9})
 
 
 def test_held_out_data_stays_the_same_when_the_data_changes(tmp_path: Path) -> None:
     rng = random.Random(5)
-    rows = [review(rng) for _ in range(120)]
+    rows = [make_review(rng) for _ in range(120)]
     path = tmp_path / "reviews.tsv"
-    table(path, "text\tlabel", rows)
+    write_table(path, "text\tlabel", rows)
     data, short = {"train": str(path), "held_out_size": 20}, {"max_epochs": None, "max_steps": 1, "warmup_steps": 0}
     run = train_run(tmp_path / "run", "classify", data, train=short)
     before = {name: load_predictor(run, "cpu").load_split(name).examples for name in ("valid", "test")}
     learned = {example.text for example in BertClassificationTask(run).train_split().examples}
-    table(path, "text\tlabel", [review(rng) for _ in range(50)] + rows[:70])
+    write_table(path, "text\tlabel", [make_review(rng) for _ in range(50)] + rows[:70])
     for name, examples in before.items():
         examples_now = load_predictor(run, "cpu").load_split(name).examples
         assert examples_now == examples
@@ -555,8 +550,8 @@ def test_held_out_data_stays_the_same_when_the_data_changes(tmp_path: Path) -> N
 
 
 def test_test_data_is_checked_before_training(reviews: Path, tmp_path: Path) -> None:
-    good = table(tmp_path / "good.tsv", "text\tlabel", [("fine", "1"), ("so so", "0")])
-    bad = table(tmp_path / "bad.tsv", "text\tlabel", [("fine", "1"), ("so so", "2")])
+    good = write_table(tmp_path / "good.tsv", "text\tlabel", [("fine", "1"), ("so so", "0")])
+    bad = write_table(tmp_path / "bad.tsv", "text\tlabel", [("fine", "1"), ("so so", "2")])
     with pytest.raises(InputError, match=r"bad.tsv:3: an unknown label"):
         train_run(tmp_path / "run", "classify", {"train": str(reviews), "valid": good, "test": bad})
     assert not (tmp_path / "run" / "model.safetensors").exists()

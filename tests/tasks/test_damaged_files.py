@@ -26,8 +26,8 @@ TEXT = {"caption": "scenes:4", "speak": "seven"}  # inputs of tasks that do not 
 
 def reviews(path: Path) -> dict[str, object]:
     rng = random.Random(1)
-    rows = [labelled_runs.review(rng) for _ in range(40)]
-    return {"train": labelled_runs.table(path / "reviews.tsv", "text\tlabel", rows), "held_out_size": 8}
+    rows = [labelled_runs.make_review(rng) for _ in range(40)]
+    return {"train": labelled_runs.write_table(path / "reviews.tsv", "text\tlabel", rows), "held_out_size": 8}
 
 
 def a_classifier_of_words(path: Path) -> Run:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from labelled_runs import BAD, GOOD, pair, review, table, train_run
+from labelled_runs import BAD, GOOD, make_pair, make_review, train_run, write_table
 from numpy.typing import NDArray
 from rich.console import Console
 
@@ -94,9 +94,9 @@ def samples(count: int, num_wrong: int = 0) -> list[ClassificationExample]:
     rng = random.Random(7)
     examples = []
     for number in range(count):
-        parts = [review(rng) for _ in range(2)]
+        parts = [make_review(rng) for _ in range(2)]
         while parts[0][1] != parts[1][1]:
-            parts = [review(rng) for _ in range(2)]
+            parts = [make_review(rng) for _ in range(2)]
         label = int(parts[0][1])
         text = "\n".join(text for text, _ in parts)
         examples.append(
@@ -315,7 +315,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A BERT that is hardly trained."""
     folder = tmp_path_factory.mktemp("bert")
     rng = random.Random(1)
-    path = table(folder / "reviews.tsv", "text\tlabel", [review(rng) for _ in range(150)])
+    path = write_table(folder / "reviews.tsv", "text\tlabel", [make_review(rng) for _ in range(150)])
     data = {"train": path, "held_out_size": 40, "label_names": {"0": "bad", "1": "good"}}
     return train_run(folder / "run", "classify", data, train={"max_epochs": None, "max_steps": 1, "warmup_steps": 0})
 
@@ -343,7 +343,7 @@ def test_errors_of_a_bert_have_no_word_weights(bert: Run) -> None:
 
 def test_errors_of_pairs_show_both_texts(tmp_path: Path) -> None:
     rng = random.Random(2)
-    path = table(tmp_path / "pairs.tsv", "a\tb\tlabel", [pair(rng) for _ in range(90)])
+    path = write_table(tmp_path / "pairs.tsv", "a\tb\tlabel", [make_pair(rng) for _ in range(90)])
     data = {"train": path, "text_column": "a", "pair_column": "b", "held_out_size": 20}
     short = {"max_epochs": None, "max_steps": 1, "warmup_steps": 0}
     run = train_run(tmp_path / "run", "classify", data, train=short)

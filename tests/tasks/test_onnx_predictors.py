@@ -15,7 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from labelled_runs import pair, question, random_words, sentence, squad, table, tagged, train_run
+from labelled_runs import (
+    make_pair,
+    make_question,
+    make_sentence,
+    random_words,
+    train_run,
+    write_squad,
+    write_table,
+    write_tagged,
+)
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from translation_runs import train_run as translating
@@ -48,14 +57,14 @@ def train_kind(kind: str, folder: Path) -> tuple[Run, list[str]]:
     data: dict[str, Any] = {"held_out_size": 9}
     lines = ["good", "a good film of a sort " * 3, "it ."]
     if kind == "pairs":
-        data |= {"train": table(folder / "x.tsv", "text\tother\tlabel", [pair(rng) for _ in range(60)])}
+        data |= {"train": write_table(folder / "x.tsv", "text\tother\tlabel", [make_pair(rng) for _ in range(60)])}
         run = train_run(folder / "run", "classify", {**data, "pair_column": "other"}, **FEW)
         return run, ["he is old ||| he is young", "a ||| b", "the long text here ||| x"]
     if kind == "tag":
-        data |= {"train": tagged(folder / "x.txt", [sentence(rng) for _ in range(60)]), "tag_scheme": "iob1"}
+        data |= {"train": write_tagged(folder / "x.txt", [make_sentence(rng) for _ in range(60)]), "tag_scheme": "iob1"}
         return train_run(folder / "run", "tag", data, **FEW), [*lines, "Ekeus went to Baghdad , then home ."]
     if kind == "answer":
-        data |= {"train": squad(folder / "x.json", [[question(rng)] for _ in range(60)])}
+        data |= {"train": write_squad(folder / "x.json", [[make_question(rng)] for _ in range(60)])}
         lines = ["who?\tit was he", "where did it go\tto a far land", "?\tit"]
         return train_run(folder / "run", "answer", data, **FEW), lines
     if kind == "pretrain":
@@ -116,7 +125,7 @@ def test_predictions_equal_those_of_pytorch(engine_export: Any) -> None:
             continue
         expected, actual = (list(predictor.predict(lines, search(run, **options))) for predictor in (usual, engine))
         for x, y in zip(expected, actual, strict=True):
-            texts = ([*prediction.to_lines(n_best=False, alignments=False, as_json=True)] for prediction in (x, y))
+            texts = ([*prediction.to_lines(as_json=True)] for prediction in (x, y))
             for left, right in zip(*texts, strict=True):
                 assert_almost_equal(json.loads(left), json.loads(right))
     if run.recipe.task != "translate":

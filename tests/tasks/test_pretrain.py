@@ -236,11 +236,11 @@ def test_batching_keeps_order_and_predictions(learned: Run) -> None:
 def test_output_lines(learned: Run) -> None:
     predictor = load_predictor(learned, "cpu")
     prediction = predictor.fill("one two. ||| three [MASK] five.", 2)
-    (line,) = prediction.to_lines(n_best=True, alignments=False, as_json=False)
+    (line,) = prediction.to_lines(n_best=True)
     following, words = line.split("\t")
     assert following.startswith(("next 0.", "next 1.", "not next 0.", "not next 1."))
     assert [word.split()[0] for word in words.split(", ")] == [word for word, _ in prediction.mask_predictions[0]]
-    (line,) = prediction.to_lines(n_best=False, alignments=False, as_json=True)
+    (line,) = prediction.to_lines(as_json=True)
     content = json.loads(line)
     assert (content["next_sentence_probability"], content["mask_predictions"][0][0]["word"]) == (
         prediction.next_sentence_probability,
@@ -257,7 +257,7 @@ def test_invalid_lines_and_options(learned: Run, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="3 texts"):
         predictor.fill("one ||| two ||| [MASK]")
     with pytest.raises(InputError, match="only translations"):
-        list(predictor.fill("[MASK]").to_lines(n_best=False, alignments=True, as_json=False))
+        list(predictor.fill("[MASK]").to_lines(alignments=True))
     with pytest.raises(InputError, match="--beam-size: this model fills masks"):
         FillMaskOptions.from_command_line(beam_size=4)
     with pytest.raises(InputError, match="can be exported to hf"):

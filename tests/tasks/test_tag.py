@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from labelled_runs import sentence, tagged, train_run
+from labelled_runs import make_sentence, train_run, write_tagged
 from rich.console import Console
 
 import jumok
@@ -29,7 +29,7 @@ QUIET = Console(quiet=True)
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("tagged")
     rng = random.Random(1)
-    path = tagged(folder / "train.txt", [sentence(rng) for _ in range(300)])
+    path = write_tagged(folder / "train.txt", [make_sentence(rng) for _ in range(300)])
     return train_run(folder / "run", "tag", {"train": path, "held_out_size": 40, "tag_scheme": "iob1"})
 
 
@@ -48,9 +48,9 @@ def test_output_lines(run: Run) -> None:
     prediction = predictor.tag(text)
     assert prediction.words == ("the", "story", ":", "Carla", "Maria", "was", "a", "New", "York", ".")
     assert prediction.entities == [Entity("PER", 3, 5), Entity("LOC", 7, 9)]
-    [line] = prediction.to_lines(n_best=False, alignments=False, as_json=False)
+    [line] = prediction.to_lines()
     assert line == "the story: [Carla Maria](PER) was  a [New York](LOC)."
-    [content] = map(json.loads, prediction.to_lines(n_best=False, alignments=False, as_json=True))
+    [content] = map(json.loads, prediction.to_lines(as_json=True))
     assert content["tags"] == list(prediction.tags)
     for entity in content["entities"]:
         assert text[entity["start"] : entity["end"]] == entity["text"]
@@ -105,7 +105,7 @@ def test_a_long_sentence_is_an_error_without_windows(run: Run) -> None:
 
 
 def test_an_unknown_tag_is_an_error(run: Run, tmp_path: Path) -> None:
-    path = tagged(tmp_path / "test.txt", [[("fine", "O")], [("the", "O"), ("ACME", "I-ORG")]])
+    path = write_tagged(tmp_path / "test.txt", [[("fine", "O")], [("the", "O"), ("ACME", "I-ORG")]])
     task = TaggingTask(replace(run, recipe=replace(run.recipe, data=replace(run.recipe.data, test=path))))
     with pytest.raises(InputError, match=r"test.txt:4: an unknown tag \('B-ORG' of the word 'ACME'; the tags are: O"):
         task.load_split("test")
@@ -116,7 +116,7 @@ def test_predicted_tags_are_converted_to_iob2(run: Run, monkeypatch: pytest.Monk
     tagged = ("I-PER", "I-PER", "I-LOC"), (0.9, 0.8, 0.7)
     monkeypatch.setattr(predictor, "_predict_tags", lambda sentences, first: iter([tagged]))
     prediction = predictor.tag("Carla Maria Seoul")
-    [line] = prediction.to_lines(n_best=False, alignments=False, as_json=True)
+    [line] = prediction.to_lines(as_json=True)
     content = json.loads(line)
     assert content["tags"] == ["B-PER", "I-PER", "B-LOC"]
     assert [entity["text"] for entity in content["entities"]] == ["Carla Maria", "Seoul"]

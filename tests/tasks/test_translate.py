@@ -137,14 +137,11 @@ def test_output_lines(bahdanau: Run) -> None:
     translator = load_predictor(bahdanau, "cpu")
     prediction = translator.translate("we walk", TranslationOptions(beam_size=2, n_best=2))
     pharaoh = " ".join(f"{i}-{j}" for i, j in prediction.alignment or [])
-    assert (
-        next(prediction.to_lines(n_best=False, alignments=True, as_json=False))
-        == f"{prediction.translation} ||| {pharaoh}"
-    )
-    numbered = list(prediction.to_lines(n_best=True, alignments=False, as_json=False))
+    assert next(prediction.to_lines(alignments=True)) == f"{prediction.translation} ||| {pharaoh}"
+    numbered = list(prediction.to_lines(n_best=True))
     assert numbered[0] == f"0 ||| {prediction.translation} ||| {prediction.score:.4f}"
     assert len(numbered) == 2
-    content = json.loads(next(prediction.to_lines(n_best=False, alignments=False, as_json=True)))
+    content = json.loads(next(prediction.to_lines(as_json=True)))
     assert content["translation"] == prediction.translation
     assert content["source_words"] == ["we", "walk"]
     assert content["alignment"] == [list(link) for link in prediction.alignment or []]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from labelled_runs import GOOD, number, pair, review, table
+from labelled_runs import GOOD, make_number, make_pair, make_review, write_table
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -54,7 +54,7 @@ def predictor(request: pytest.FixtureRequest, runs: dict[str, Run]) -> Any:
 
 def reviews(tmp_path: Path, count: int = 200) -> str:
     rng = random.Random(1)
-    return table(tmp_path / "reviews.tsv", "text\tlabel", [review(rng) for _ in range(count)])
+    return write_table(tmp_path / "reviews.tsv", "text\tlabel", [make_review(rng) for _ in range(count)])
 
 
 # ---------------------------------------------------------------------------------------------- training
@@ -180,7 +180,7 @@ def test_korean_subwords(tmp_path: Path) -> None:
 
 def test_text_pairs(tmp_path: Path) -> None:
     rng = random.Random(2)
-    path = table(tmp_path / "pairs.tsv", "a\tb\tlabel", [pair(rng) for _ in range(300)])
+    path = write_table(tmp_path / "pairs.tsv", "a\tb\tlabel", [make_pair(rng) for _ in range(300)])
     settings = [
         f"data.train={path}",
         "data.text_column=a",
@@ -211,7 +211,7 @@ def test_text_pairs(tmp_path: Path) -> None:
 
 def test_regression_and_numeric_classes(tmp_path: Path) -> None:
     rng = random.Random(3)
-    path = table(tmp_path / "numbers.tsv", "text\tscore", [number(rng) for _ in range(300)])
+    path = write_table(tmp_path / "numbers.tsv", "text\tscore", [make_number(rng) for _ in range(300)])
     settings = [f"data.train={path}", "data.label_column=score", "data.held_out_size=40"]
     predictor: Any = load_predictor(
         train_run(tmp_path / "run", "hierarchical", *settings, "data.regression=true", "train.max_epochs=8"), "cpu"
@@ -288,7 +288,7 @@ def test_typos_in_a_recipe() -> None:
 
 
 def test_unknown_labels_and_data_sets(tmp_path: Path) -> None:
-    other = table(tmp_path / "valid.tsv", "text\tlabel", [("fine", "1"), ("so so", "maybe")])
+    other = write_table(tmp_path / "valid.tsv", "text\tlabel", [("fine", "1"), ("so so", "maybe")])
     with pytest.raises(InputError, match=r"valid\.tsv:3: an unknown label \('maybe'"):
         train_run(tmp_path / "run", "hierarchical", f"data.train={reviews(tmp_path)}", f"data.valid={other}")
     with pytest.raises(InputError, match="decisive-words-fr"):

@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 
 import pytest
-from labelled_runs import pair, review
+from labelled_runs import make_pair, make_review
 from rich.console import Console
 
 from jumok import recipe
@@ -37,7 +37,7 @@ def data_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for JUMOK_DATA, with tables like the real ones."""
     root, rng = tmp_path_factory.mktemp("data"), random.Random(1)
     for split in ("train", "test", "dev"):
-        rows = [review(rng) for _ in range(60)]
+        rows = [make_review(rng) for _ in range(60)]
         stars = [rng.choice(STARS) for _ in rows]
         documents = [
             {"id": n, "text": f"{text}.<br /><br />{text}", "label": int(label), "rating": rating}
@@ -52,7 +52,7 @@ def data_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
             csv.writer(file, quoting=csv.QUOTE_ALL).writerow([rng.randint(1, 4), *title, f"{text} #39;s"])
         write_gzip(root / "ag_news" / f"{split}.csv", file.getvalue())
         names = ["entailment", "not_entailment"]
-        pairs = (pair(rng) for _ in range(60))
+        pairs = (make_pair(rng) for _ in range(60))
         lines = "".join(f"{n}\t{a}\t{b}\t{names[int(c)]}\n" for n, (a, b, c) in enumerate(pairs))
         write_gzip(root / "rte" / f"{split}.tsv", f"index\tsentence1\tsentence2\tlabel\n{lines}")
     return root

@@ -96,7 +96,7 @@ class Prediction(ABC):
         """Messages about a prediction that may be unusable."""
         return () if self.finished else ("cut off at the length limit",)
 
-    def to_lines(self, *, n_best: bool, alignments: bool, as_json: bool) -> Iterator[str]:
+    def to_lines(self, *, n_best: bool = False, alignments: bool = False, as_json: bool = False) -> Iterator[str]:
         """The output lines of ``jumok run``."""
         if alignments and not self.supports_alignments:
             raise InputError("--alignments: only translations have word alignments")

@@ -75,7 +75,7 @@ class TranslationPrediction(Prediction):
     def is_drawable(self) -> bool:
         return bool(self.target_words and self.source_words)
 
-    def to_lines(self, *, n_best: bool, alignments: bool, as_json: bool) -> Iterator[str]:
+    def to_lines(self, *, n_best: bool = False, alignments: bool = False, as_json: bool = False) -> Iterator[str]:
         """The translation, or fields that ||| separates, or JSON."""
         lines = super().to_lines(n_best=n_best, alignments=alignments, as_json=as_json)
         for prediction, line in zip((self, *self.alternatives), lines, strict=True):
