@@ -205,6 +205,19 @@ def test_custom_implementation_that_calls_sdpa(register_implementation: Any) -> 
     check_weights(model, inputs, expected)
 
 
+def test_heads_that_an_implementation_rearranges_are_reported(register_implementation: Any) -> None:
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+        packed = query.flip(1).reshape(len(query), key.shape[1], -1, query.shape[3])
+        out = torch.nn.functional.scaled_dot_product_attention(packed, key, value)
+        return out.reshape(query.shape).flip(1).transpose(1, 2).contiguous(), None
+
+    register_implementation(attend)
+    model = build_model("llama", attn_implementation="custom")
+    error = pytest.raises(InputError, match=r"model.layers.0.self_attn: its heads were rearranged before the kernel")
+    with error, watch(model):
+        run(model, {"input_ids": random_ids(2, 1)})
+
+
 def flash(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
     """FlashAttention, with the arguments of transformers: a 0/1 mask (B, K)."""
     keys, group = key.shape[2], query.shape[1] // key.shape[1]

@@ -163,16 +163,17 @@ def _run_flash(site: CallSite, call: _ImplementationCall, run: Function) -> Any:
 
 
 def _run_other(site: CallSite, call: _ImplementationCall, implementation: str, run: Function) -> Any:
-    had_attention = [frame.has_attention for frame in site.frames]
+    states_before = [(frame.has_attention, frame.is_reported) for frame in site.frames]
     for frame in site.frames:
-        frame.has_attention = False
+        frame.has_attention = frame.is_reported = False
     with provide_hints(CallHints(call.query, call.key)):
         out = run()
-    if not any(frame.has_attention for frame in site.frames):
+    if not any(frame.has_attention or frame.is_reported for frame in site.frames):
         site.report_missed(
             f"transformers' implementation {implementation!r} calls a kernel that cannot be captured; "
             "load the model with attn_implementation='sdpa'"
         )
-    for frame, had_before in zip(site.frames, had_attention, strict=True):
-        frame.has_attention |= had_before
+    for frame, (had_attention, was_reported) in zip(site.frames, states_before, strict=True):
+        frame.has_attention |= had_attention
+        frame.is_reported |= was_reported
     return out
