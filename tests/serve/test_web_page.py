@@ -315,7 +315,7 @@ def test_image_is_dropped_or_pasted(open_page: OpenPage, captioner: Any) -> None
 
 
 def test_large_and_damaged_images(open_page: OpenPage, captioner: Any, start_server: StartServer) -> None:
-    """One that is too large is made smaller, which is told; of a broken item, why it is refused."""
+    """A large image is resized, and the page says so. The error of a damaged image is shown."""
     small = get_service_type("caption")(captioner, RequestLimits(max_image_pixels=2_200 * 1_200))
     strict = start_server({"see": small}, ServerLimits(request_limits=small.request_limits))
     page = open_page("", at=strict)
@@ -587,9 +587,9 @@ def test_scripts_are_modules_that_can_be_joined() -> None:
     urls: dict[str, str] = {}
     before: list[str] = []
     for name, source in texts.items():
-        for found in names.findall(source):
-            assert found not in urls, f"{found} is in {name} and {urls[found]}"
-            urls[found] = name
+        for definition in names.findall(source):
+            assert definition not in urls, f"{definition} is in {name} and {urls[definition]}"
+            urls[definition] = name
         body = re.sub(r"^import [^;]*;\n", "", source, flags=re.MULTILINE)
         imports = r'^import \{([^}]*)\} from "(\./|\.\./\.\./look/viewer/static/)(\w+)\.js";$'
         for expected, folder, other in re.findall(imports, source, re.MULTILINE):

@@ -231,7 +231,7 @@ def test_shift_and_arrow_keys_move_between_patches(open_served: OpenPage) -> Non
 
 
 def test_heads_and_layers_are_selected(open_served: OpenPage) -> None:
-    # A Transformer: its encoder's patches look at patches, its decoder's words at words and at patches.
+    # A Transformer: patches of the encoder attend to patches, words of the decoder to words and to patches.
     data = build_drawing_data(num_heads=2, num_layers=2)
     words = data.layers[0].shape[0]
     causal = ViewerLayer(
@@ -310,7 +310,7 @@ def test_notebook_requests_tiles_by_messages(new_page: OpenPage) -> None:
 
 
 def test_self_attention_over_patches(open_served: OpenPage) -> None:
-    # A class token and 2 × 3 patches: each patch looks at the one after it, the class token at the fourth.
+    # A class token and 2 × 3 patches: each patch attends to the next one, the class token to the fourth.
     weights = np.zeros((7, 7), np.float32)
     for n in range(1, 7):
         weights[n, n % 6 + 1] = 1
@@ -326,7 +326,7 @@ def test_self_attention_over_patches(open_served: OpenPage) -> None:
     viewer.wait_until(lambda: "Patch at row 1, column 3" in viewer.page.inner_text(".jm-current"))
     viewer.wait_until(
         lambda: get_brightness(viewer)[3] > max(get_brightness(viewer)[4:]) + 60
-    )  # the third looks at the fourth
+    )  # the third attends to the fourth
     viewer.page.mouse.move(*locate_point(viewer, *LEFT))
     viewer.wait_until(lambda: viewer.page.inner_text(".jm-tooltip").split("\n") == ["row 2, column 1", "1"])
     assert viewer.get_texts(".jm-caption .jm-token") == ["[CLS]"]
