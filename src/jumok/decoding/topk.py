@@ -6,6 +6,7 @@ random ties would mean another translation on another device or with other sente
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -34,9 +35,7 @@ def stable_topk(log_probs: Tensor, k: int) -> tuple[Tensor, Tensor]:
     chunk_size = math.isqrt(num_words // k)
     num_chunks = num_words // chunk_size
     chunk_maxima = log_probs[:, : num_chunks * chunk_size].unflatten(1, (num_chunks, chunk_size)).amax(-1)
-    indices = torch.arange(num_words, device=log_probs.device)
-    # Log-probabilities are negative, so a larger factor lowers the value of a higher index.
-    tie_breakers = 1.0 + TIE_BREAK_EPSILON * indices.double()
+    indices, tie_breakers = _build_tie_breakers(num_words, log_probs.device)
     top_chunks = (chunk_maxima * tie_breakers[:num_chunks]).topk(k).indices
     ids = (top_chunks[:, :, None] * chunk_size + indices[:chunk_size]).flatten(1)
     remainder = indices[num_chunks * chunk_size :]  # not in any chunk
@@ -45,3 +44,12 @@ def stable_topk(log_probs: Tensor, k: int) -> tuple[Tensor, Tensor]:
     values = log_probs.gather(1, ids)
     order = (values * tie_breakers[ids]).topk(k).indices
     return values.gather(1, order), ids.gather(1, order)
+
+
+@functools.lru_cache(maxsize=4)
+@torch.inference_mode(False)
+def _build_tie_breakers(num_words: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the indices of words, and factors that make each value lower than its equals before it."""
+    indices = torch.arange(num_words, device=device)
+    # Log-probabilities are negative, so a larger factor lowers the value of a higher index.
+    return indices, 1.0 + TIE_BREAK_EPSILON * indices.double()
