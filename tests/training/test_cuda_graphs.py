@@ -14,10 +14,10 @@ from jumok.errors import InputError
 from jumok.models.convolutional import ConvolutionalConfig, ConvolutionalSeq2Seq
 from jumok.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from jumok.models.transformer import Transformer, TransformerConfig
-from jumok.training import TrainConfig, cuda_graphs
+from jumok.training import TrainConfig, cuda_graphs, learner
 from jumok.training.cuda_graphs import CudaGraphGradients
 from jumok.training.distributed import DistributedRanks
-from jumok.training.learner import Learner
+from jumok.training.learner import Learner, should_compile
 from jumok.training.prefetch import iter_step_batches
 
 WORDS = 23
@@ -161,6 +161,18 @@ def test_parameters_that_do_not_learn_get_no_gradient(pretended: list[str]) -> N
         gradients(batch(seed), 1.0)
     assert one.source_embedding.weight.grad is None
     assert one.target_embedding.weight.grad is not None
+
+
+def test_by_default_only_steps_in_cuda_graphs_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learner, "supports_compile", lambda device: device.type == "cuda")
+    gpu, cpu, config = torch.device("cuda"), torch.device("cpu"), TrainConfig(max_steps=1)
+    transformer = model("transformer")
+    assert should_compile(config, transformer, gpu, use_graphs=True)
+    assert not should_compile(config, transformer, gpu, use_graphs=False)
+    assert not should_compile(config, transformer, cpu, use_graphs=False)
+    assert not should_compile(config, model("bahdanau"), gpu, use_graphs=True)
+    for value in (True, False):
+        assert should_compile(replace(config, compile=value), transformer, gpu, use_graphs=False) == value
 
 
 def test_when_steps_are_recorded() -> None:

@@ -51,7 +51,7 @@ class TrainConfig:
     # Hardware.
     device: str = "auto"  # auto: a GPU if there is one; or a torch device
     precision: Literal["auto", "float32", "bf16", "fp16"] = "auto"  # auto: bf16 on GPUs that support it
-    compile: Literal["auto"] | bool = "auto"  # auto: on a GPU, if the model supports it
+    compile: Literal["auto"] | bool = "auto"  # auto: with CUDA graphs, if the model supports it
     cuda_graphs: Literal["auto"] | bool = "auto"  # auto: on one GPU, without gradient accumulation
     parallel: Literal["ddp", "fsdp"] = "ddp"  # with torchrun: replicate or shard the weights
     prefetch_batches: int = 4  # batches prepared in the background

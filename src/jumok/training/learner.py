@@ -45,6 +45,17 @@ def reseed(device: torch.device, seed: int, step: int, rank: int) -> None:
             torch.cuda.manual_seed(step_seed)
 
 
+def should_compile(config: TrainConfig, model: nn.Module, device: torch.device, *, use_graphs: bool) -> bool:
+    """Whether ``torch.compile`` is applied to the model.
+
+    By default only if its steps are CUDA graphs: launching the blocks of a model from Python takes longer if
+    they are compiled, because of the guards of each (bench/training.py).
+    """
+    if config.compile == "auto":
+        return use_graphs and supports_compile(device) and getattr(model, "supports_compile", True)
+    return config.compile
+
+
 class Learner:
     """A model with its optimizer.
 
@@ -67,9 +78,7 @@ class Learner:
         )
         self._graphed_update = cuda_graphs.CudaGraphCallable(self._update_weights, ranks.device) if use_graphs else None
         self.loss_part_names: list[str] = []  # components of the loss, known after the first step
-        self.is_compiled = config.compile is True or (
-            config.compile == "auto" and supports_compile(ranks.device) and getattr(model, "supports_compile", True)
-        )
+        self.is_compiled = should_compile(config, model, ranks.device, use_graphs=use_graphs)
         if self.is_compiled:  # a model may override ``compile``
             (self.loss_module if type(model).compile is nn.Module.compile else model).compile()
         dtype = select_autocast_dtype(config, ranks.device)
