@@ -429,7 +429,7 @@ def bahdanau_tables(rows: list[Row]) -> None:
         table(row, f"Bahdanau, {row['pass']}, {row['case']}", peers)
         if "differs" in row:
             text = ", ".join(f"{name} {error:.1e}" for name, error in row["differs"].items())
-            print(f"  relative difference of ours and the loop: {text}")
+            print(f"  ours and the loop differ by: {text}")
 
 
 # ---------------------------------------------------------------------------------------------------- host
