@@ -1,11 +1,12 @@
 """How fast is a training step of a translator? Ours beside the usual implementations, in one process.
 
-    python bench/training.py [--section transformer|bahdanau|host|all] [--quick] [--out file.json]
+    python bench/training.py [--section transformer|bahdanau|host|host-bahdanau|all] [--quick] [--out file.json]
 
 transformer   Transformer base, sentences of 8 to 64 tokens, beside transformers' Marian with the same weights
 bahdanau      the RNN with Bahdanau's attention, and its decoder alone, beside the usual loop over the steps
 host          host time: tiny widths on a CPU, so that Python and dispatch are all that is measured. 6+6 layers
               of the Transformer beside Marian, in float32 and under autocast, in turns, on one thread
+host-bahdanau the same of the RNN and its decoder alone, with counts of what the host does
 
 A step copies a batch from the host to the device and computes loss, gradients and Adam (fused). A round of
 several steps is measured, without waiting in between. tokens/s counts target labels, never padding. On CUDA
@@ -29,6 +30,7 @@ from typing import Any
 import numpy as np
 import report as r
 import torch
+from host_time import measure_host_time, show_host_time
 from peer_models import Loop, Step, load_marian, marian_loss
 from random_text import Sides, Text
 from report import Report, Row, Run, ratio
@@ -328,9 +330,13 @@ def bahdanau(report: Report, settings: Settings) -> None:
     counts = {"ours": count_weights(ours), "loop": count_weights(Loop(ours))}
     row = report.row("bahdanau", case, "training", dtype=str(settings.dtype), steps=len(batches), weights=counts)
     report.note(row, labels=sum(batch.count for batch in batches))
-    whole(report, settings, row, ours, batches)
+    for way in bahdanau_ways(settings, *build_training(settings, ours, batches)):
+        measure(report, row, way)
     row = report.row("bahdanau", case, "decoder", dtype=str(settings.dtype), steps=1, labels=batches[0].count)
-    decoder(report, settings, row, ours, batches[0])
+    our, loop = build_decoding(settings, ours, batches[0])
+    for way in bahdanau_ways(settings, our, loop):
+        measure(report, row, way)
+    compare_outputs(report, row, our(False).run, loop(Loop.step, False).run)
 
 
 def bahdanau_ways(
@@ -347,8 +353,11 @@ def bahdanau_ways(
     return ways
 
 
-def whole(report: Report, settings: Settings, row: Row, ours: Seq2Seq, batches: list[Seq2SeqBatch]) -> None:
-    """Encoder, decoder, generator and optimiser."""
+Implementations = tuple[Callable[[bool], TrainingRun], Callable[[Step, bool], TrainingRun]]  # as bahdanau_ways takes
+
+
+def build_training(settings: Settings, ours: Seq2Seq, batches: list[Seq2SeqBatch]) -> Implementations:
+    """Encoder, decoder, generator and optimizer."""
 
     def our(graph: bool) -> TrainingRun:
         model = copy.deepcopy(ours).to(settings.device)
@@ -368,11 +377,10 @@ def whole(report: Report, settings: Settings, row: Row, ours: Seq2Seq, batches: 
         start = build_start(settings, model, functools.partial(objective, Loop.step), batches[0])
         return TrainingRun(build_round(settings, model, functools.partial(objective, step), batches, graph), start)
 
-    for way in bahdanau_ways(settings, our, loop):
-        measure(report, row, way)
+    return our, loop
 
 
-def decoder(report: Report, settings: Settings, row: Row, ours: Seq2Seq, batch: Seq2SeqBatch) -> None:
+def build_decoding(settings: Settings, ours: Seq2Seq, batch: Seq2SeqBatch) -> Implementations:
     """From annotations and embedded words to what the generator reads, and all gradients back."""
     config, plain = ours.config, Loop(ours).to(settings.device)
     ours = copy.deepcopy(ours).to(settings.device)
@@ -402,22 +410,25 @@ def decoder(report: Report, settings: Settings, row: Row, ours: Seq2Seq, batch: 
 
         return TrainingRun(replay, start)
 
-    def our(graph: bool = False) -> TrainingRun:
+    def our(graph: bool) -> TrainingRun:
         def decode() -> Tensor:
             state = Seq2SeqState((first[None],), attention.prepare(annotations))
             return ours.decoder(words, state)[1]
 
         return with_gradients(decode, [ours.decoder], graph)
 
-    def loop(step: Step = Loop.step, graph: bool = False) -> TrainingRun:
+    def loop(step: Step, graph: bool) -> TrainingRun:
         parts = [plain.query, plain.key, plain.v, plain.cell, plain.readout]
         return with_gradients(lambda: plain.decode(words, annotations, first, step), parts, graph)
 
-    for way in bahdanau_ways(settings, our, loop):
-        measure(report, row, way)
+    return our, loop
+
+
+def compare_outputs(report: Report, row: Row, ours: Run, loop: Run) -> None:
+    """Note how much the decoders' output and the gradients of the inputs differ."""
     try:
         names = ("out", "words", "annotations", "first state")  # and their gradients, but for out
-        errors = r.relative_errors(our().run()[:4], loop().run()[:4])
+        errors = r.relative_errors(ours()[:4], loop()[:4])
         report.note(row, differs=dict(zip(names, errors, strict=True)))
     except Exception as error:
         report.note(row, errors={"error": r.short(error)})
@@ -483,6 +494,29 @@ def host_tables(rows: list[Row]) -> None:
         print("  time of ours / peer: " + ", ".join(f"{name}: {x:.2f}" for name, x in row["ratios"].items()))
 
 
+def host_bahdanau(report: Report, settings: Settings) -> None:
+    """Host time of Bahdanau's model. Sources are short: on a GPU, cuDNN runs the encoder in one call."""
+    source_length, steps, vocab_size = 3, 50, 31
+    on_cpu = Settings(torch.device("cpu"), settings.quick, False, torch.float32)
+    torch.manual_seed(0)
+    ours = Seq2Seq(Seq2SeqConfig(width=16, embedding_width=16, dropout=0.0), vocab_size, vocab_size)
+    words = torch.randint(EOS + 1, vocab_size, (2, 2, steps - 1)).tolist()
+    batch = on_cpu.build_batch(([sentence[: source_length - 1] for sentence in words[0]], words[1]))
+    implementations = {
+        "training": build_training(on_cpu, ours, [batch]),
+        "decoder": build_decoding(on_cpu, ours, batch),
+    }
+    for name, (our, loop) in implementations.items():
+        row = report.row("host-bahdanau", f"width 16, 2 pairs of {source_length} and {steps}", name, steps=1)
+        runs = {"ours": our(False).run, "loop": loop(Loop.step, False).run}
+        measure_host_time(report, row, runs, repeats=3 if settings.quick else 40)
+
+
+def host_bahdanau_tables(rows: list[Row]) -> None:
+    for row in rows:
+        show_host_time(row, f"Bahdanau, {row['pass']}, {row['case']}", "loop")
+
+
 # ----------------------------------------------------------------------------------------------------- main
 
 
@@ -516,6 +550,7 @@ SECTIONS = {
     "transformer": (transformer, transformer_tables),
     "bahdanau": (bahdanau, bahdanau_tables),
     "host": (host, host_tables),
+    "host-bahdanau": (host_bahdanau, host_bahdanau_tables),
 }
 
 

@@ -58,14 +58,20 @@ def test_look(run_bench: RunBench) -> None:
 def test_training(run_bench: RunBench) -> None:
     pytest.importorskip("transformers")
     result, _ = run_bench("training", "--device", "cpu")
-    transformer, bahdanau, decoder, *host = result["rows"]
+    transformer, bahdanau, decoder, *host = result["rows"][:5]
     assert [(row["section"], row["pass"]) for row in result["rows"]] == [
         ("transformer", "training"),
         ("bahdanau", "training"),
         ("bahdanau", "decoder"),
         ("host", "torch.float32"),
         ("host", "torch.bfloat16"),
+        ("host-bahdanau", "training"),
+        ("host-bahdanau", "decoder"),
     ]
+    for row in result["rows"][5:]:
+        assert row["ratios"]["ms"] == ratio(row, "loop", "ours")
+        assert row["ways"]["ours"]["nodes"] < row["ways"]["loop"]["nodes"]
+        assert row["ways"]["loop"]["functions"] == 0 < row["ways"]["ours"]["functions"]
     assert list(transformer["ways"]) == ["ours", "marian", "ours, padded"]
     assert list(bahdanau["ways"]) == list(decoder["ways"]) == ["ours", "loop"]
     for row in host:

@@ -74,7 +74,7 @@ class PlainAdditiveSteps:
 
     def forward(self, q: Tensor) -> tuple[Tensor, SavedTensors]:
         pairs = torch.add(q.unsqueeze(1), self.keys).tanh_()  # (B, K, H)
-        scores = pairs @ self.v
+        scores = torch.mv(pairs.flatten(0, 1), self.v).view(pairs.shape[:2])
         if self.blocked is not None:
             scores.masked_fill_(self.blocked, -torch.inf)
         weights = scores.softmax(-1)

@@ -108,7 +108,7 @@ class _BahdanauLoopFunction(torch.autograd.Function):
         first_state, states, contexts = state, [], []
         saved: list[tuple[Tensor, ...]] = []  # of each step
         for known in known_gates.unbind(1):
-            context, attention_saved = attention.forward(state @ query_columns)
+            context, attention_saved = attention.forward(torch.mm(state, query_columns))
             gates = torch.addmm(known, context, context_columns)
             state_gates = torch.addmm(recurrent_bias, state, recurrent_columns)
             state, cell_saved = gru_step(gates, state_gates, state)
@@ -117,23 +117,23 @@ class _BahdanauLoopFunction(torch.autograd.Function):
             saved.append((*cell_saved, *attention_saved))
         all_states, all_contexts = torch.stack(states, 1), torch.stack(contexts, 1)
         ctx.num_saved, ctx.num_cell_saved = len(saved[0]), len(cell_saved)
-        inputs = keys, v, annotations, allowed, first_state, query_weight, context_weight, recurrent_weight
-        ctx.save_for_backward(*inputs, all_states, all_contexts, *itertools.chain.from_iterable(saved))
+        shared = keys, v, annotations, allowed, first_state, all_states, all_contexts
+        weights = query_weight, context_weight, recurrent_weight
+        ctx.save_for_backward(*shared, *weights, *itertools.chain.from_iterable(saved))
         return all_states, all_contexts
 
     @staticmethod
     def backward(ctx: Any, d_states: Tensor, d_contexts: Tensor) -> tuple[Tensor | None, ...]:
         forbid_double_backward("the loop of Bahdanau's decoder")
-        keys, v, annotations, allowed, first_state, query_weight, context_weight, recurrent_weight = ctx.saved_tensors[
-            :8
-        ]
-        states, contexts, *saved = ctx.saved_tensors[8:]
+        tensors = iter(ctx.saved_tensors)
+        keys, v, annotations, allowed, first_state, states, contexts = itertools.islice(tensors, 7)
+        query_weight, context_weight, recurrent_weight = itertools.islice(tensors, 3)
         attention = _build_steps(keys, v, annotations, allowed)
         d_gates: list[Tensor] = []  # of all steps, the last step first
         d_state_gates: list[Tensor] = []
         d_queries: list[Tensor] = []
         d_state = torch.zeros_like(first_state)
-        saved_by_step = zip(*[iter(saved)] * ctx.num_saved, strict=True)
+        saved_by_step = zip(*[tensors] * ctx.num_saved, strict=True)
         steps = zip(d_states.unbind(1), d_contexts.unbind(1), saved_by_step, strict=True)
         for d_output, d_context, step_saved in reversed(list(steps)):
             cell_saved, attention_saved = step_saved[: ctx.num_cell_saved], step_saved[ctx.num_cell_saved :]

@@ -290,8 +290,8 @@ def gru_step(input_gates: Tensor, state_gates: Tensor, h: Tensor) -> tuple[Tenso
     if input_gates.is_cuda:  # one kernel
         new_h, workspace = torch.ops.aten._thnn_fused_gru_cell(input_gates, state_gates, h)
         return new_h, (workspace,)
-    width = h.shape[-1]
-    (rz, n), (state_rz, state_n) = (x.split((2 * width, width), -1) for x in (input_gates, state_gates))
+    widths = 2 * h.shape[-1], h.shape[-1]
+    (rz, n), (state_rz, state_n) = input_gates.split(widths, -1), state_gates.split(widths, -1)
     rz = torch.sigmoid(rz + state_rz)
     r, z = rz.chunk(2, -1)
     n = torch.tanh(torch.addcmul(n, r, state_n))

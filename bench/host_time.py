@@ -1,0 +1,88 @@
+"""Host time: what Python, dispatch and autograd take, measured on a CPU.
+
+A GPU that gets its kernels slower than it runs them waits for the host. On a CPU, with one thread and widths
+so small that arithmetic hardly counts, the same code takes about this host time. So the ratio of two ways is
+about the ratio that a GPU would show that waits for both of them.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import report as r
+import torch
+from report import Report, Row, Run
+from torch.profiler import ProfilerActivity, profile
+
+
+def measure_host_time(report: Report, row: Row, ways: Mapping[str, Run], *, repeats: int) -> None:
+    """Measure ways in turns, with one thread, and count what the host does in a call.
+
+    ``ms`` is the median, and ``low`` the least, which other programs on the machine affect least.
+    """
+    report.note(row, load=os.getloadavg()[0])
+    with _use_one_thread():
+        times: dict[str, list[float]] = {way: [] for way in ways}
+        for repeat in range(repeats + 2):
+            for way, run in ways.items():
+                start = time.perf_counter()
+                run()
+                if repeat > 1:  # the first calls warm up
+                    times[way].append(1e3 * (time.perf_counter() - start))
+        for way, run in ways.items():
+            row["ways"][way] = {"ms": statistics.median(times[way]), "low": min(times[way]), **count_host_work(run)}
+            report.say(f"{row['section']}  {row['case']}  {row['pass']}  {way}: {row['ways'][way]}")
+    report.save()
+
+
+def show_host_time(row: Row, title: str, peer: str) -> None:
+    """Print a row, and how many times as fast as the peer ours is."""
+    ways = row["ways"]
+    row["ratios"] = {name: r.ratio(r.get(ways, peer, name), r.get(ways, "ours", name)) for name in ("ms", "low")}
+    head = ["way", "ms", "least ms", "ATen calls", "nodes", "functions", "Python calls"]
+    counts = ("ms", "low", "aten", "nodes", "functions", "python")
+    r.table(f"Host time, {title}", head, [[way, *map(figures.get, counts)] for way, figures in ways.items()])
+    print(f"  ours is {r.number(row['ratios']['ms'])} times as fast (least: {r.number(row['ratios']['low'])})")
+    print("  host time: tiny widths on a CPU, so that Python and dispatch are all that is measured")
+
+
+def count_host_work(run: Run) -> dict[str, int]:
+    """Count the ATen operations, autograd nodes, custom autograd functions and Python functions of a call."""
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        run()
+    names = [event.name for event in recorded.events()]
+    node_prefix = "autograd::engine::evaluate_function: "
+    nodes = [name.removeprefix(node_prefix) for name in names if name.startswith(node_prefix)]
+    python_calls = 0
+
+    def count_call(frame: Any, event: str, argument: Any) -> None:
+        nonlocal python_calls
+        python_calls += event == "call"
+
+    sys.setprofile(count_call)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return {
+        "aten": sum(name.startswith("aten::") for name in names),
+        "nodes": len(nodes),
+        "functions": sum(name.endswith("Backward") for name in nodes),  # PyTorch's own end with a number
+        "python": python_calls,
+    }
+
+
+@contextmanager
+def _use_one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
