@@ -28,9 +28,11 @@ from torch import Tensor
 from jumok.attention.kernels.common import (
     ON_GPU,
     disable_compile,
+    divide_up,
     forbid_double_backward,
     launch_options,
     make_rows_contiguous,
+    round_up,
 )
 
 MAX_SAFE_SUM = tl.constexpr(21.8)  # above it, the product of two (1 + exp(2x)) may overflow float32
@@ -307,10 +309,6 @@ def _gradient_kernel(
 # --- host ---------------------------------------------------------------------------------------------------
 
 
-def _round_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
-
-
 def compute_scores_forward(
     q: Tensor, k: Tensor, v: Tensor, blocks: AdditiveForwardBlockSizes = DEFAULT_FORWARD_BLOCKS
 ) -> tuple[Tensor, Tensor]:
@@ -322,18 +320,18 @@ def compute_scores_forward(
     peaks = q.new_zeros(2, dtype=torch.float32)
     strides = (q.stride(0), q.stride(1), k.stride(0), k.stride(1))
     BQ, BK = blocks.queries, blocks.keys
-    q_tiles, k_tiles = B * triton.cdiv(Q, BQ), B * triton.cdiv(K, BK)
-    depth = _round_up(H, max(DEPTH_MULTIPLE, 2 * blocks.unroll))
+    q_tiles, k_tiles = B * divide_up(Q, BQ), B * divide_up(K, BK)
+    depth = round_up(H, max(DEPTH_MULTIPLE, 2 * blocks.unroll))
     exp_q = exp_k = peaks  # not read if exact
     if not exact:
         exp_q = q.new_empty(q_tiles, depth, BQ, dtype=torch.float32)
         exp_k = q.new_empty(k_tiles, depth, BK, dtype=torch.float32)
-        grid = (q_tiles + k_tiles, triton.cdiv(depth, 64))
+        grid = (q_tiles + k_tiles, divide_up(depth, 64))
         _exponentials_kernel[grid](
             q, k, exp_q, exp_k, peaks, Q, K, H, q_tiles, depth, *strides,
             BQ=BQ, BK=BK, BD=64, **launch_options(4),
         )  # fmt: skip
-    _scores_kernel[(q_tiles * triton.cdiv(K, BK),)](
+    _scores_kernel[(q_tiles * divide_up(K, BK),)](
         q, k, v, exp_q, exp_k, peaks, scores, Q, K, H, depth, *strides,
         BQ=BQ, BK=BK, UNROLL=blocks.unroll, EXACT=exact, **launch_options(blocks.num_warps),
     )  # fmt: skip
@@ -364,10 +362,10 @@ def compute_scores_gradient(
     """
     B, R, H = x.shape
     S = y.shape[1]
-    rows, columns = triton.cdiv(R, blocks.rows), triton.cdiv(H, blocks.width)
+    rows, columns = divide_up(R, blocks.rows), divide_up(H, blocks.width)
     splits = max(1, min(blocks.target_programs // (B * rows * columns), S // 32))
-    share = _round_up(triton.cdiv(S, splits), 2 * blocks.unroll)
-    splits = triton.cdiv(S, share)
+    share = round_up(divide_up(S, splits), 2 * blocks.unroll)
+    splits = divide_up(S, share)
     g_rows, g_steps = rows * blocks.rows, splits * share
     if (g_rows, g_steps) != (R, S):
         grad = torch.nn.functional.pad(grad, (0, g_rows - R, 0, g_steps - S))

@@ -21,16 +21,17 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
-import triton
 from torch import Tensor
 
 from jumok.attention.kernels.additive import compute_max_abs, compute_scores_gradient
 from jumok.attention.kernels.additive_step_kernels import backward_kernel, forward_kernel
 from jumok.attention.kernels.common import (
     disable_compile,
+    divide_up,
     forbid_double_backward,
     launch_options,
     make_rows_contiguous,
+    next_power_of_2,
 )
 
 
@@ -77,10 +78,6 @@ class AdditiveStepLaunch(NamedTuple):
     constants: dict[str, Any]
 
 
-def _next_power_of_2(size: int) -> int:
-    return cast(int, triton.next_power_of_2(max(1, size)))
-
-
 def plan_launch(blocks: AdditiveStepBlockSizes, keys: Tensor, value: Tensor, part_width: int) -> AdditiveStepLaunch:
     """Return the launch parameters for keys (B, K, H) and value (B, K, Dv).
 
@@ -88,19 +85,19 @@ def plan_launch(blocks: AdditiveStepBlockSizes, keys: Tensor, value: Tensor, par
     """
     B, K, H = keys.shape
     D = value.shape[-1]
-    max_width = _next_power_of_2(max(H, D))
+    max_width = next_power_of_2(max(H, D))
     lanes_per_key = min(32, max(1, max_width // blocks.columns_per_lane))
     keys_per_lane = max(1, min(blocks.keys_per_lane, MAX_ELEMENTS_PER_LANE * lanes_per_key // max_width))
-    keys_per_tile = min(keys_per_lane * (32 // lanes_per_key) * blocks.num_warps, _next_power_of_2(K))
-    num_tiles = triton.cdiv(K, keys_per_tile)
-    tiles_per_split = max(1, round(num_tiles * B / blocks.target_programs), triton.cdiv(num_tiles, blocks.max_splits))
+    keys_per_tile = min(keys_per_lane * (32 // lanes_per_key) * blocks.num_warps, next_power_of_2(K))
+    num_tiles = divide_up(K, keys_per_tile)
+    tiles_per_split = max(1, round(num_tiles * B / blocks.target_programs), divide_up(num_tiles, blocks.max_splits))
     keys_per_split = tiles_per_split * keys_per_tile
-    num_splits = triton.cdiv(K, keys_per_split)
+    num_splits = divide_up(K, keys_per_split)
     line_width = min(max_width, lanes_per_key * 16 // keys.element_size())  # a lane loads 16 bytes at a time
-    key_lines, value_lines = (_next_power_of_2(triton.cdiv(size, line_width)) for size in (H, D))
-    num_parts = _next_power_of_2(num_splits)
+    key_lines, value_lines = (next_power_of_2(divide_up(size, line_width)) for size in (H, D))
+    num_parts = next_power_of_2(num_splits)
     merge_width = min(  # columns of all parts that the last program reads at a time
-        _next_power_of_2(part_width),
+        next_power_of_2(part_width),
         max(32, 32 * blocks.merge_elements_per_lane // num_parts) * blocks.num_warps,
     )
     constants = {
@@ -169,7 +166,7 @@ class AdditiveStepKernels:
 
         B, _, H = keys.shape
         D = value.shape[-1]
-        if _next_power_of_2(max(H, D)) > MAX_WIDTH:
+        if next_power_of_2(max(H, D)) > MAX_WIDTH:
             raise ValueError(f"the step kernels support {MAX_WIDTH} columns at most, but H is {H} and Dv is {D}")
         strides = (*self.keys.stride()[:2], *self.value.stride()[:2])
         unit = math.gcd(H, D, *strides, 8)

@@ -46,9 +46,25 @@ def make_rows_contiguous(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+# Not triton.cdiv and triton.next_power_of_2, which take 5 µs on the host.
+def divide_up(size: int, divisor: int) -> int:
+    """Return the quotient, rounded up."""
+    return -(-size // divisor)
+
+
+def round_up(size: int, multiple: int) -> int:
+    """Return the least multiple that is at least ``size``."""
+    return -(-size // multiple) * multiple
+
+
+def next_power_of_2(size: int) -> int:
+    """Return the least power of two that is at least ``size``, and at least 1."""
+    return 1 << max(0, size - 1).bit_length()
+
+
 def pad_width(width: int) -> int:
     """Return the width of the tile for vectors of this width: a power of two, at least 16."""
-    return max(16, cast(int, triton.next_power_of_2(width)))
+    return max(16, next_power_of_2(width))
 
 
 def disable_compile(function: FunctionT) -> FunctionT:

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jumok.attention.kernels.common import launch_options
+from jumok.attention.kernels.common import launch_options, round_up
 from jumok.batches.tokens import IGNORE
 
 LOWEST = tl.constexpr(-3.0e38)  # initial maximum: finite, so that no difference from it is NaN
@@ -138,7 +138,7 @@ def _cross_entropy_kernel(
 def allocate_logits(rows: int, vocab_size: int, like: Tensor) -> Tensor:
     """Allocate logits ``(rows, W)`` in the dtype of ``like``, with W ≥ ``vocab_size`` and aligned rows."""
     unit = ROW_ALIGNMENT_BYTES // like.element_size()
-    return like.new_empty(rows, triton.cdiv(vocab_size, unit) * unit)
+    return like.new_empty(rows, round_up(vocab_size, unit))
 
 
 def cross_entropy_(

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jumok.attention.kernels.common import disable_compile, forbid_double_backward, launch_options
+from jumok.attention.kernels.common import disable_compile, forbid_double_backward, launch_options, next_power_of_2
 from jumok.models.tacotron_decoder import MAX_GRADIENT, MIN_TOTAL
 
 MAX_SYMBOLS = 4096  # of a text
@@ -109,7 +109,7 @@ class _ForwardAttentionFunction(torch.autograd.Function):
 
 
 def _get_launch_options(weights: Tensor) -> dict[str, Any]:
-    block = triton.next_power_of_2(weights.shape[1])
+    block = next_power_of_2(weights.shape[1])
     return {"BLOCK": block, **launch_options(1 if block <= 256 else 4)}
 
 

@@ -44,7 +44,13 @@ from torch import Tensor
 
 from jumok.attention.gpu_support import get_max_shared_memory
 from jumok.attention.kernels.additive import tanh
-from jumok.attention.kernels.common import disable_compile, forbid_double_backward, launch_options
+from jumok.attention.kernels.common import (
+    disable_compile,
+    divide_up,
+    forbid_double_backward,
+    launch_options,
+    pad_width,
+)
 from jumok.models.layers.precision import to_autocast_dtype
 from jumok.models.layers.ragged_layout import PackedSteps
 
@@ -71,7 +77,7 @@ class GruKernelBlockSizes(NamedTuple):
 
 def choose_gru_blocks(width: int, dtype: torch.dtype) -> GruKernelBlockSizes:
     """Block sizes of both kernels for states of this width and products in this dtype."""
-    return GruKernelBlockSizes(warps=4 if _next_power_of_2(width) * dtype.itemsize <= MAX_FOUR_WARP_BYTES else 8)
+    return GruKernelBlockSizes(warps=4 if pad_width(width) * dtype.itemsize <= MAX_FOUR_WARP_BYTES else 8)
 
 
 def fits_weight_in_shared_memory(width: int, dtype: torch.dtype, shared_memory_bytes: int) -> bool:
@@ -80,15 +86,11 @@ def fits_weight_in_shared_memory(width: int, dtype: torch.dtype, shared_memory_b
     Shared memory then holds three matrices (in float32 two parts each, for tf32x3), and the state while its
     layout changes. ``tests/models/test_kernel_resources.py`` has the compiler's actual usage on each GPU.
     """
-    side = _next_power_of_2(width)
+    side = pad_width(width)
     if side * dtype.itemsize > MAX_HELD_BYTES:
         return False
     parts = 2 if dtype == torch.float32 else 1
     return parts * (3 * side**2 * dtype.itemsize + GruKernelBlockSizes().rows * side * 4) <= shared_memory_bytes
-
-
-def _next_power_of_2(width: int) -> int:
-    return max(16, 1 << (width - 1).bit_length())
 
 
 # --- kernels ------------------------------------------------------------------------------------------------
@@ -349,7 +351,7 @@ def _launch(
     **constants: Any,
 ) -> None:
     """Launch one program per block of sequences and direction, the longest first."""
-    programs = -(-packed_steps.num_sequences // blocks.rows) * num_directions
+    programs = divide_up(packed_steps.num_sequences, blocks.rows) * num_directions
     if programs:
         with torch.cuda.device_of(tensors[0]):
             kernel[(programs,)](
@@ -369,7 +371,7 @@ def _launch(
 def _get_kernel_constants(width: int, dtype: torch.dtype, shared_memory_bytes: int) -> dict[str, Any]:
     return {
         "W": width,
-        "BW": _next_power_of_2(width),
+        "BW": pad_width(width),
         "HOLD_WEIGHT": fits_weight_in_shared_memory(width, dtype, shared_memory_bytes),
     }
 
