@@ -1,4 +1,4 @@
-"""Tokens and pairs: the same sentences, padded and packed."""
+"""Token sequences and source–target batches, padded and packed."""
 
 import doctest
 
@@ -15,7 +15,7 @@ def test_examples_in_the_docstrings() -> None:
     assert doctest.testmod(tokens).failed == 0
 
 
-def test_padded_rows_know_their_masks() -> None:
+def test_padded_tokens() -> None:
     tokens = Tokens.pad(SENTENCES)
     assert tokens.ids.tolist() == [[7, 8, 9], [5, PAD, PAD], [6, 4, PAD]]
     assert tokens.valid_mask.tolist() == [[True] * 3, [True, False, False], [True, True, False]]
@@ -25,7 +25,7 @@ def test_padded_rows_know_their_masks() -> None:
     assert Tokens.pad([[1, 2]], min_length=3).ids.tolist() == [[1, 2, PAD]]
 
 
-def test_a_packed_row_knows_its_sentences() -> None:
+def test_packed_tokens() -> None:
     tokens = Tokens.pack(SENTENCES, min_tokens=8)
     assert tokens.ids.tolist() == [[7, 8, 9, 5, 6, 4, PAD, PAD]]
     assert tokens.lengths == (3, 1, 2, 2)
@@ -37,7 +37,7 @@ def test_a_packed_row_knows_its_sentences() -> None:
     assert tokens.causal_mask.to_dense(8, 8)[1].tolist() == [True] * 2 + [False] * 6
 
 
-def test_attention_is_the_same_padded_and_packed() -> None:
+def test_attention_is_equal_for_padded_and_packed_tokens() -> None:
     queries = [[1] * n for n in (2, 5, 3)]
     keys = [[1] * n for n in (4, 1, 7)]
     x = [torch.randn(n, 11, dtype=torch.float64) for n in (2, 5, 3)]
@@ -52,7 +52,7 @@ def test_attention_is_the_same_padded_and_packed() -> None:
     torch.testing.assert_close(together[0], expected)
 
 
-def test_pairs_shift_the_target_by_one() -> None:
+def test_seq2seq_batch_shifts_the_target() -> None:
     pairs = Seq2SeqBatch.from_sequences([[7, 8], [9]], [[4], [5, 6]], example_indices=[30, 10])
     assert pairs.source.ids.tolist() == [[7, 8, EOS], [9, EOS, PAD]]
     assert pairs.target.ids.tolist() == [[2, 4, PAD], [2, 5, 6]]
@@ -61,7 +61,7 @@ def test_pairs_shift_the_target_by_one() -> None:
     assert pairs.example_indices == (30, 10)
 
 
-def test_packed_pairs_fill_up_both_sides_or_none() -> None:
+def test_packed_seq2seq_batch_has_fillers_on_both_sides() -> None:
     sources, targets = [[7, 8], [9]], [[4], [5, 6]]
     exact = Seq2SeqBatch.from_sequences(sources, targets, packed=True)
     assert exact.source.lengths == (3, 2)

@@ -1,4 +1,4 @@
-"""Token ids on disk: what was put in comes out, and nothing half-made is ever taken for whole."""
+"""Token ids on disk: round trips, reuse, interrupted and concurrent writing."""
 
 import os
 import pickle
@@ -41,17 +41,17 @@ def contents(store: TokenStore) -> list[tuple[str, str]]:
 
 @settings(max_examples=20)  # a store is synced to the disk, which takes its time
 @given(st.lists(st.tuples(*[st.text("abcé가🐶", min_size=1, max_size=9)] * 2), min_size=1, max_size=11))
-def test_what_goes_in_comes_out(pairs: list[tuple[str, str]]) -> None:
+def test_round_trip(pairs: list[tuple[str, str]]) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "EXAMPLES_PER_CHUNK", 3)
         store = prepare_token_store(Path(folder) / "train", corpus(*pairs), BOTH)
         assert contents(store) == pairs
-        assert store.source.lengths.tolist() == [len(LETTERS.encode([one])[0]) for one, _ in pairs]
-        assert store.target.lengths.tolist() == [len(LETTERS.encode([two])[0]) for _, two in pairs]
+        assert store.source.lengths.tolist() == [len(LETTERS.encode([source])[0]) for source, _ in pairs]
+        assert store.target.lengths.tolist() == [len(LETTERS.encode([target])[0]) for _, target in pairs]
         assert not store.skipped.total
 
 
-def test_a_store_is_read_only_small_and_mapped(tmp_path: Path) -> None:
+def test_arrays_are_read_only_memory_maps(tmp_path: Path) -> None:
     store = prepare_token_store(tmp_path / "train", corpus(("abc", "de")), BOTH)
     source, target = store[0]
     assert (source.dtype, len(source), len(target)) == (np.uint16, 3, 2)
@@ -60,12 +60,12 @@ def test_a_store_is_read_only_small_and_mapped(tmp_path: Path) -> None:
         source[0] = 0
     with pytest.raises(IndexError):
         store[1]
-    again = pickle.loads(pickle.dumps(store))  # as for another process
-    assert contents(again) == [("abc", "de")]
+    unpickled = pickle.loads(pickle.dumps(store))  # as for another process
+    assert contents(unpickled) == [("abc", "de")]
     assert len(pickle.dumps(store)) < 500
 
 
-def test_large_vocabularies_take_four_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_vocabularies_use_four_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Large:
         vocab_size, fingerprint = 70_000, "large"
 
@@ -80,21 +80,21 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path, monkeypatch: pytest.
     assert (store.source.ids.dtype, store.target.ids.dtype) == (np.uint32, np.uint16)
 
 
-def test_examples_that_are_too_long_are_left_out_counted_and_told_again_later(tmp_path: Path) -> None:
+def test_too_long_examples_are_skipped_and_counted(tmp_path: Path) -> None:
     pairs = [("abc", "de"), ("abcdef", "de"), ("a", "abcdef"), ("abcde", "abcde")]
     store = prepare_token_store(tmp_path / "train", corpus(*pairs), BOTH, max_tokens=5)
     assert contents(store) == [pairs[0], pairs[3]]
-    told = (
+    message = (
         "2 skipped: 1 × a source of more than 5 tokens (first: made:2); "
         "1 × a target of more than 5 tokens (first: made:3)"
     )
-    assert str(store.skipped) == str(TokenStore.open(tmp_path / "train").skipped) == told
+    assert str(store.skipped) == str(TokenStore.open(tmp_path / "train").skipped) == message
     with pytest.raises(InputError, match="none of 4 examples is left; 4 skipped"):
         prepare_token_store(tmp_path / "other", corpus(*pairs), BOTH, max_tokens=0)
     assert [path.name for path in tmp_path.iterdir()] == ["train"]
 
 
-def test_flawed_lines_are_counted_in_the_store(tmp_path: Path) -> None:
+def test_invalid_lines_are_counted_in_the_store(tmp_path: Path) -> None:
     (tmp_path / "my.tsv").write_text("a\tb\nc\t\nd\te\n")
     store = prepare_token_store(
         tmp_path / "s", find_corpus(str(tmp_path / "my.tsv"), source=1, target=2, on_error="skip"), BOTH
@@ -103,35 +103,35 @@ def test_flawed_lines_are_counted_in_the_store(tmp_path: Path) -> None:
     assert store.skipped == SkippedExamples(store.skipped.counts, {"an empty target": f"{tmp_path / 'my.tsv'}:2"})
 
 
-def test_a_store_is_used_again_until_something_changes(tmp_path: Path) -> None:
+def test_store_is_reused_until_something_changes(tmp_path: Path) -> None:
     path = tmp_path / "train"
-    made = []
+    calls = []
 
     def pairs() -> list[tuple[str, str]]:
-        made.append(1)
+        calls.append(1)
         return [("ab", "cd")]
 
-    def ask(name: str = "made", tokenizers: TokenizerPair = BOTH, longest: int = 7) -> int:
-        prepare_token_store(path, ParallelCorpus.from_pairs(name, pairs), tokenizers, max_tokens=longest)
-        return len(made)
+    def prepare(name: str = "made", tokenizers: TokenizerPair = BOTH, max_tokens: int = 7) -> int:
+        prepare_token_store(path, ParallelCorpus.from_pairs(name, pairs), tokenizers, max_tokens=max_tokens)
+        return len(calls)
 
-    assert (ask(), ask()) == (1, 1)
-    assert ask(longest=8) == 2
-    assert ask(name="other", longest=8) == 3
+    assert (prepare(), prepare()) == (1, 1)
+    assert prepare(max_tokens=8) == 2
+    assert prepare(name="other", max_tokens=8) == 3
     words = Tokenizer.train(["ab cd"] * 2, TokenizerConfig("words", vocab_size=100))
-    assert ask("other", TokenizerPair(LETTERS, words), 8) == 4
-    assert ask("other", TokenizerPair(LETTERS, words), 8) == 4
-    assert [one.name for one in tmp_path.iterdir()] == ["train"]  # and nothing is left lying about
+    assert prepare("other", TokenizerPair(LETTERS, words), 8) == 4
+    assert prepare("other", TokenizerPair(LETTERS, words), 8) == 4
+    assert [source.name for source in tmp_path.iterdir()] == ["train"]  # and nothing is left lying about
 
 
-def test_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EXAMPLES_PER_CHUNK", 3)
-    told: list[int] = []
-    prepare_token_store(tmp_path / "s", corpus(*[("a", "b")] * 7), BOTH, progress=told.append)
-    assert told == [3, 6, 7]
+    message: list[int] = []
+    prepare_token_store(tmp_path / "s", corpus(*[("a", "b")] * 7), BOTH, progress=message.append)
+    assert message == [3, 6, 7]
 
 
-def test_an_error_half_way_leaves_the_old_store_and_nothing_else(tmp_path: Path) -> None:
+def test_error_while_writing_leaves_the_old_store(tmp_path: Path) -> None:
     def broken() -> list[tuple[str, str]]:
         raise InputError("no more")
 
@@ -139,10 +139,10 @@ def test_an_error_half_way_leaves_the_old_store_and_nothing_else(tmp_path: Path)
     with pytest.raises(InputError, match="no more"):
         prepare_token_store(tmp_path / "s", ParallelCorpus.from_pairs("broken", broken), BOTH)
     assert contents(TokenStore.open(tmp_path / "s")) == [("a", "b")]
-    assert [one.name for one in tmp_path.iterdir()] == ["s"]
+    assert [source.name for source in tmp_path.iterdir()] == ["s"]
 
 
-KILLED = """
+KILLED_SCRIPT = """
 import sys, time
 from pathlib import Path
 from jumok.data.caches import token_store
@@ -161,31 +161,29 @@ token_store.prepare_token_store(Path(sys.argv[1]), corpus, TokenizerPair(letters
 """
 
 
-def test_a_killed_process_leaves_nothing_that_is_taken_for_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_process_leaves_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     LETTERS.save(tmp_path / "letters.json")
     path = tmp_path / "s"
     with subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(path), str(tmp_path / "letters.json")], stdout=subprocess.PIPE
+        [sys.executable, "-c", KILLED_SCRIPT, str(path), str(tmp_path / "letters.json")], stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"half-way\n"
         process.send_signal(signal.SIGKILL)
-    left = list(tmp_path.glob(".s-*.tmp"))
-    assert len(left) == 1
+    abandoned = list(tmp_path.glob(".s-*.tmp"))
+    assert len(abandoned) == 1
     assert not path.exists()
     store = prepare_token_store(path, corpus(*[("a", "b")] * 9), BOTH)  # the same name, and so the same fingerprint
     assert len(store) == 9
-    assert left[0].exists()  # it might be another process's that is at work
+    assert abandoned[0].exists()  # it might be another process's that is at work
     hour_ago = time.time() - 2 * files.ABANDONED_SECONDS
-    for one in (left[0], *left[0].rglob("*")):
-        os.utime(one, (hour_ago, hour_ago))
+    for item in (abandoned[0], *abandoned[0].rglob("*")):
+        os.utime(item, (hour_ago, hour_ago))
     prepare_token_store(path, corpus(("a", "b"), name="new"), BOTH)
-    assert not left[0].exists()
+    assert not abandoned[0].exists()
 
 
-def test_what_is_no_store_is_left_alone(tmp_path: Path) -> None:
+def test_other_folder_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "thesis.txt").write_text("dear")
     with pytest.raises(InputError, match="exists and is not a store of token ids"):
@@ -195,12 +193,12 @@ def test_what_is_no_store_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "s" / "thesis.txt").read_text() == "dear"
 
 
-def test_a_damaged_store_is_told(tmp_path: Path) -> None:
+def test_damaged_store_raises(tmp_path: Path) -> None:
     path = tmp_path / "s"
     prepare_token_store(path, corpus(*[("abc", "de")] * 50), BOTH)
     ids = path / "target.ids.npy"
-    whole = ids.read_bytes()
-    ids.write_bytes(whole[:-20])
+    content = ids.read_bytes()
+    ids.write_bytes(content[:-20])
     with pytest.raises(InputError, match=r"is damaged.*remove this folder"):
         TokenStore.open(path)
     ids.unlink()
@@ -211,15 +209,15 @@ def test_a_damaged_store_is_told(tmp_path: Path) -> None:
         TokenStore.open(path)
 
 
-@pytest.mark.parametrize("is_there", [False, True])
-def test_two_that_make_the_same_store_at_once_do_not_disturb_each_other(tmp_path: Path, is_there: bool) -> None:
+@pytest.mark.parametrize("exists", [False, True])
+def test_concurrent_writers(tmp_path: Path, exists: bool) -> None:
     path = tmp_path / "s"
-    if is_there:
+    if exists:
         prepare_token_store(path, corpus(("old", "old"), name="old"), BOTH)
-    both_at_work = threading.Barrier(2, timeout=30)
+    barrier = threading.Barrier(2, timeout=30)
 
     def pairs() -> Iterator[tuple[str, str]]:
-        both_at_work.wait()
+        barrier.wait()
         yield from [("abc", "de")] * 500
 
     def make(_: int) -> int:
@@ -228,14 +226,14 @@ def test_two_that_make_the_same_store_at_once_do_not_disturb_each_other(tmp_path
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(make, range(2))) == [500, 500]
     assert contents(TokenStore.open(path))[499] == ("abc", "de")
-    assert [one.name for one in tmp_path.iterdir()] == ["s"]
+    assert [source.name for source in tmp_path.iterdir()] == ["s"]
 
 
-def test_making_a_store_holds_little_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_uses_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EXAMPLES_PER_CHUNK", 100)
-    many = ParallelCorpus.from_pairs("many", lambda: (("abcdefghij" * 9, "abc") for _ in range(4_000)))
+    images = ParallelCorpus.from_pairs("many", lambda: (("abcdefghij" * 9, "abc") for _ in range(4_000)))
     tracemalloc.start()
-    store = prepare_token_store(tmp_path / "s", many, BOTH)
+    store = prepare_token_store(tmp_path / "s", images, BOTH)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(store.source.ids) == 4_000 * 90

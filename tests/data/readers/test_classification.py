@@ -1,8 +1,7 @@
-"""Labelled texts from tables as they are found: every format, every way to name columns, every flaw."""
+"""Labelled texts from tables: formats, columns and invalid rows."""
 
 from __future__ import annotations
 
-import doctest
 import gzip
 import json
 from pathlib import Path
@@ -12,8 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jumok.data import splits
-from jumok.data.readers import classification
 from jumok.data.readers.classification import (
     ClassificationColumns,
     ClassificationExample,
@@ -28,23 +25,22 @@ from jumok.errors import InputError
 ROWS = [("good film", "1"), ('a "bad" one', "0"), ("so\u0085so", "1")]  # a quote, a line end that is none
 
 
-def samples(path: Path | str, columns: ClassificationColumns, **more: Any) -> list[ClassificationExample]:
-    return list(skip_invalid(read_classification_examples(str(path), columns, **more), "stop", SkippedExamples()))
+def read_valid(path: Path | str, columns: ClassificationColumns, **options: Any) -> list[ClassificationExample]:
+    return list(skip_invalid(read_classification_examples(str(path), columns, **options), "stop", SkippedExamples()))
 
 
-def flaws(path: Path | str, columns: ClassificationColumns, **more: Any) -> list[InvalidExample]:
-    return [one for one in read_classification_examples(str(path), columns, **more) if isinstance(one, InvalidExample)]
-
-
-def test_the_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(classification) == (0, 3)
-    assert doctest.testmod(splits) == (0, 2)
+def read_invalid(path: Path | str, columns: ClassificationColumns, **options: Any) -> list[InvalidExample]:
+    return [
+        example
+        for example in read_classification_examples(str(path), columns, **options)
+        if isinstance(example, InvalidExample)
+    ]
 
 
 # ------------------------------------------------------------------------------------------------- formats
 
 
-def written(folder: Path, name: str) -> Path:
+def write_table(folder: Path, name: str) -> Path:
     """The three rows, with columns ``id``, ``text`` and ``label``."""
     path = folder / name
     if ".tsv" in name:
@@ -59,67 +55,67 @@ def written(folder: Path, name: str) -> Path:
     else:
         arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         texts, labels = zip(*ROWS, strict=True)
-        table = arrow.table({"id": [0, 1, 2], "text": texts, "label": [int(one) for one in labels]})
+        table = arrow.table({"id": [0, 1, 2], "text": texts, "label": [int(example) for example in labels]})
         parquet.write_table(table, folder / "plain.parquet")
         data = (folder / "plain.parquet").read_bytes()
     path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     return path
 
 
-@pytest.mark.parametrize("ending", ["tsv", "tsv.gz", "csv", "csv.gz", "jsonl", "jsonl.gz", "parquet", "parquet.gz"])
-def test_every_format(tmp_path: Path, ending: str) -> None:
-    path = written(tmp_path, f"data.{ending}")
-    found = samples(path, ClassificationColumns("text", "label"))
-    assert [(one.text, one.label) for one in found] == ROWS
-    assert found[0].pair is None
-    first = {"tsv": 2, "csv": 2}.get(ending.removesuffix(".gz"), 1)
-    assert found[0].location == f"{path}:{first}"
+@pytest.mark.parametrize("suffix", ["tsv", "tsv.gz", "csv", "csv.gz", "jsonl", "jsonl.gz", "parquet", "parquet.gz"])
+def test_table_formats(tmp_path: Path, suffix: str) -> None:
+    path = write_table(tmp_path, f"data.{suffix}")
+    examples = read_valid(path, ClassificationColumns("text", "label"))
+    assert [(example.text, example.label) for example in examples] == ROWS
+    assert examples[0].pair is None
+    first = {"tsv": 2, "csv": 2}.get(suffix.removesuffix(".gz"), 1)
+    assert examples[0].location == f"{path}:{first}"
 
 
-def test_columns_by_number_with_a_header_and_without(tmp_path: Path) -> None:
+def test_numbered_columns_with_and_without_header(tmp_path: Path) -> None:
     path = tmp_path / "data.tsv"
     path.write_text("x\tgood film\t1\nx\tbad\t0\n")
-    assert [one.label for one in samples(path, ClassificationColumns(2, 3))] == ["1", "0"]
-    assert [one.label for one in samples(path, ClassificationColumns(2, 3, header=True))] == ["0"]
+    assert [example.label for example in read_valid(path, ClassificationColumns(2, 3))] == ["1", "0"]
+    assert [example.label for example in read_valid(path, ClassificationColumns(2, 3, header=True))] == ["0"]
     with pytest.raises(InputError, match="has no header, so columns need numbers"):
-        samples(path, ClassificationColumns("text", 3, header=False))
+        read_valid(path, ClassificationColumns("text", 3, header=False))
 
 
-def test_one_of_several_columns_or_all_of_them(tmp_path: Path) -> None:
+def test_alternative_and_joined_columns(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text('"3","a text"\n')
     (tmp_path / "test.csv").write_text('"3","a title ","a text"\n"4","","a text"\n')
     columns = ClassificationColumns([2, 3], 1)
-    assert [one.text for one in samples(tmp_path / "train.csv", columns)] == ["a text"]
-    assert [one.text for one in samples(tmp_path / "test.csv", columns)] == ["a title . a text", "a text"]
+    assert [example.text for example in read_valid(tmp_path / "train.csv", columns)] == ["a text"]
+    assert [example.text for example in read_valid(tmp_path / "test.csv", columns)] == ["a title . a text", "a text"]
     (tmp_path / "dev.tsv").write_text("label\tcontent\n0\tbad\n")
-    assert samples(tmp_path / "dev.tsv", ClassificationColumns(["sentence", "content"], "label"))[0].text == "bad"
+    assert read_valid(tmp_path / "dev.tsv", ClassificationColumns(["sentence", "content"], "label"))[0].text == "bad"
     (tmp_path / "dev.jsonl").write_text('{"content": "bad", "label": true}\n')
-    [one] = samples(tmp_path / "dev.jsonl", ClassificationColumns(["sentence", "content"], "label"))
-    assert (one.text, one.label) == ("bad", "True")
+    [example] = read_valid(tmp_path / "dev.jsonl", ClassificationColumns(["sentence", "content"], "label"))
+    assert (example.text, example.label) == ("bad", "True")
 
 
-def test_pairs_and_numbers(tmp_path: Path) -> None:
+def test_text_pairs_with_regression_labels(tmp_path: Path) -> None:
     path = tmp_path / "data.tsv"
     path.write_text("score\ta\tb\n4.75\tone\ttwo\n0\tthree\tfour\n")
-    found = samples(path, ClassificationColumns("a", "score", "b"), regression=True)
-    assert [(one.text, one.pair, one.label) for one in found] == [
+    examples = read_valid(path, ClassificationColumns("a", "score", "b"), regression=True)
+    assert [(example.text, example.pair, example.label) for example in examples] == [
         ("one", "two", 4.75),
         ("three", "four", 0.0),
     ]
 
 
-def test_the_rows_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
-    asked = []
+    requests = []
 
-    def load(*place: Any, **more: Any) -> list[dict[str, object]]:
-        asked.append((*place, more["split"]))
+    def load(*place: Any, **options: Any) -> list[dict[str, object]]:
+        requests.append((*place, options["split"]))
         return [{"sentence": "good", "label": 1}]
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    [one] = samples("hub:nyu/glue:sst2", ClassificationColumns("sentence", "label"), split="test")
-    assert one == ClassificationExample("good", None, "1", "hub:nyu/glue:sst2:test:1")
-    assert asked == [("nyu/glue", "sst2", "test")]
+    [example] = read_valid("hub:nyu/glue:sst2", ClassificationColumns("sentence", "label"), split="test")
+    assert example == ClassificationExample("good", None, "1", "hub:nyu/glue:sst2:test:1")
+    assert requests == [("nyu/glue", "sst2", "test")]
 
 
 # --------------------------------------------------------------------------------------------------- flaws
@@ -135,30 +131,30 @@ def test_the_rows_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         ("a\udcffb\t1", "invalid UTF-8", "the byte 0xff after 'a' in the text"),
     ],
 )
-def test_a_line_that_cannot_be_used(tmp_path: Path, line: str, reason: str, detail: str) -> None:
+def test_invalid_tsv_lines(tmp_path: Path, line: str, reason: str, detail: str) -> None:
     path = tmp_path / "data.tsv"
     path.write_bytes(f"text\tlabel\nfine\t0\n{line}\n".encode("utf-8", "surrogateescape"))
-    assert flaws(path, ClassificationColumns("text", "label")) == [InvalidExample(f"{path}:3", reason, detail)]
+    assert read_invalid(path, ClassificationColumns("text", "label")) == [InvalidExample(f"{path}:3", reason, detail)]
     with pytest.raises(InputError, match=f"data.tsv:3: {reason}.*data.on_error=skip"):
-        samples(path, ClassificationColumns("text", "label"))
+        read_valid(path, ClassificationColumns("text", "label"))
     skipped = SkippedExamples()
-    kept = list(
+    valid = list(
         skip_invalid(read_classification_examples(str(path), ClassificationColumns("text", "label")), "skip", skipped)
     )
-    assert [one.text for one in kept] == ["fine"]
+    assert [example.text for example in valid] == ["fine"]
     assert str(skipped) == f"1 skipped: 1 × {reason} (first: {path}:3)"
 
 
-def test_an_empty_second_text_and_labels_that_are_no_numbers(tmp_path: Path) -> None:
+def test_invalid_text_pairs_and_regression_labels(tmp_path: Path) -> None:
     path = tmp_path / "data.tsv"
     path.write_text("a\tb\tscore\nx\t\t1\nx\ty\tmany\nx\ty\tnan\nx\ty\t2\n")
-    found = flaws(path, ClassificationColumns("a", "score", "b"), regression=True)
-    assert [(one.location[-2:], one.reason) for one in found] == [
+    examples = read_invalid(path, ClassificationColumns("a", "score", "b"), regression=True)
+    assert [(example.location[-2:], example.reason) for example in examples] == [
         (":2", "an empty second text"),
         (":3", "a label that is no number"),
         (":4", "a label that is no number"),
     ]
-    assert found[1].detail == "it is 'many'"
+    assert examples[1].detail == "it is 'many'"
 
 
 @pytest.mark.parametrize(
@@ -172,42 +168,42 @@ def test_an_empty_second_text_and_labels_that_are_no_numbers(tmp_path: Path) -> 
         ("{", "not JSON"),
     ],
 )
-def test_json_that_cannot_be_used(tmp_path: Path, line: str, reason: str) -> None:
+def test_invalid_json_lines(tmp_path: Path, line: str, reason: str) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text(line + "\n")
-    assert [(one.location, one.reason) for one in flaws(path, ClassificationColumns("text", "label"))] == [
-        (f"{path}:1", reason)
-    ]
+    assert [
+        (example.location, example.reason) for example in read_invalid(path, ClassificationColumns("text", "label"))
+    ] == [(f"{path}:1", reason)]
 
 
-@pytest.mark.parametrize("ending", ["tsv", "csv", "parquet"])
-def test_a_column_that_is_not_there(tmp_path: Path, ending: str) -> None:
-    path = written(tmp_path, f"data.{ending}")
+@pytest.mark.parametrize("suffix", ["tsv", "csv", "parquet"])
+def test_missing_column(tmp_path: Path, suffix: str) -> None:
+    path = write_table(tmp_path, f"data.{suffix}")
     with pytest.raises(InputError, match=r"no column 'txt'; (its first line|it) has 3: 'text'"):
-        samples(path, ClassificationColumns("txt", "label"))
+        read_valid(path, ClassificationColumns("txt", "label"))
     with pytest.raises(InputError, match="no column 4"):
-        samples(path, ClassificationColumns("text", 4))
+        read_valid(path, ClassificationColumns("text", 4))
 
 
-def test_a_file_that_is_no_table(tmp_path: Path) -> None:
+def test_unknown_table_format(tmp_path: Path) -> None:
     (tmp_path / "data.txt").write_text("x")
     with pytest.raises(InputError, match=r"data.txt is not a table.*\.tsv"):
-        samples(tmp_path / "data.txt", ClassificationColumns("text", "label"))
+        read_valid(tmp_path / "data.txt", ClassificationColumns("text", "label"))
 
 
 # -------------------------------------------------------------------------------------------------- labels
 
 
-def test_labels_are_numbered_by_first_sight_or_as_said(tmp_path: Path) -> None:
-    found = samples(written(tmp_path, "data.tsv"), ClassificationColumns("text", "label"))
-    assert LabelSet.from_examples(found).names == ("1", "0")
-    said = LabelSet.from_config({"0": "negative", "1": "positive"})
-    assert [said.names[said.index(one.label)] for one in found] == ["positive", "negative", "positive"]
-    assert len(said) == 2
+def test_label_order(tmp_path: Path) -> None:
+    examples = read_valid(write_table(tmp_path, "data.tsv"), ClassificationColumns("text", "label"))
+    assert LabelSet.from_examples(examples).names == ("1", "0")
+    labels = LabelSet.from_config({"0": "negative", "1": "positive"})
+    assert [labels.names[labels.index(example.label)] for example in examples] == ["positive", "negative", "positive"]
+    assert len(labels) == 2
 
 
-def test_an_unknown_label_names_its_line_and_the_known_ones(tmp_path: Path) -> None:
-    path = written(tmp_path, "data.tsv")
+def test_unknown_label_error_lists_known_labels(tmp_path: Path) -> None:
+    path = write_table(tmp_path, "data.tsv")
     checked = LabelSet.from_config(["1", "2"]).check_examples(
         read_classification_examples(str(path), ClassificationColumns("text", "label"))
     )
@@ -215,11 +211,11 @@ def test_an_unknown_label_names_its_line_and_the_known_ones(tmp_path: Path) -> N
         list(skip_invalid(checked, "stop", SkippedExamples()))
 
 
-def test_the_same_number_is_the_same_class(tmp_path: Path) -> None:
+def test_equal_numbers_are_the_same_class(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     labels = ["1", "1.0", "2.5", "-3.0", '"1.0"']  # what is in quotes is no number
-    path.write_text("".join(f'{{"text": "x", "label": {one}}}\n' for one in labels))
-    assert [one.label for one in samples(path, ClassificationColumns("text", "label"))] == [
+    path.write_text("".join(f'{{"text": "x", "label": {example}}}\n' for example in labels))
+    assert [example.label for example in read_valid(path, ClassificationColumns("text", "label"))] == [
         "1",
         "1",
         "2.5",
@@ -228,7 +224,7 @@ def test_the_same_number_is_the_same_class(tmp_path: Path) -> None:
     ]
 
 
-def test_labels_that_are_none() -> None:
+def test_invalid_label_sets() -> None:
     with pytest.raises(InputError, match="x:1000: more than 1000 different labels"):
         LabelSet.from_examples(ClassificationExample("t", None, str(n), f"x:{n}") for n in range(5000))
     with pytest.raises(InputError, match="the same label, '1'"):
@@ -240,15 +236,15 @@ def test_labels_that_are_none() -> None:
 # -------------------------------------------------------------------------------------- names of data sets
 
 
-def test_splits_patterns_and_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUMOK_DATA", str(tmp_path))
     folder = tmp_path / "films"
     folder.mkdir()
     for name in ("train.tsv", "test.tsv.gz", "dev.csv"):
-        written(folder, name)
+        write_table(folder, name)
 
-    def names(*asked: Any, split: str | None = None) -> list[str]:
-        return [one.name for one in find_files(*asked, (".tsv", ".csv"), split)]
+    def names(*requests: Any, split: str | None = None) -> list[str]:
+        return [example.name for example in find_files(*requests, (".tsv", ".csv"), split)]
 
     assert names("films/train") == ["train.tsv"]
     assert names("films/dev") == ["dev.csv"]
@@ -270,20 +266,20 @@ def test_splits_patterns_and_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @given(st.lists(st.integers(0, 40), min_size=60, max_size=200), st.integers(1, 12))
-def test_what_is_held_out(keys: list[int], wanted: int) -> None:
+def test_split_held_out(keys: list[int], num_held_out: int) -> None:
     if len(set(keys)) < 15:
         return
     numbered = list(enumerate(keys))
-    parts = split_held_out(numbered, lambda one: str(one[1]), wanted)
-    assert sorted(one for part in parts.values() for one in part) == numbered
+    parts = split_held_out(numbered, lambda example: str(example[1]), num_held_out)
+    assert sorted(example for part in parts.values() for example in part) == numbered
     groups = [{key for _, key in part} for part in parts.values()]
     assert not groups[0] & groups[1] | groups[1] & groups[2] | groups[0] & groups[2]
-    assert all(len(parts[name]) >= min(wanted, len(keys) // 5) for name in ("valid", "test"))
+    assert all(len(parts[name]) >= min(num_held_out, len(keys) // 5) for name in ("valid", "test"))
     # What is held out depends on the keys alone, not on the order of the examples.
-    again = split_held_out(numbered[::-1], lambda one: str(one[1]), wanted)
-    assert {name: sorted(part) for name, part in parts.items()} == {n: sorted(p) for n, p in again.items()}
+    repeated = split_held_out(numbered[::-1], lambda example: str(example[1]), num_held_out)
+    assert {name: sorted(part) for name, part in parts.items()} == {n: sorted(p) for n, p in repeated.items()}
 
 
-def test_too_little_to_hold_anything_out() -> None:
+def test_too_few_examples_to_hold_out() -> None:
     with pytest.raises(InputError, match=r"of 9 examples with 1 different keys"):
         split_held_out(range(9), lambda _: "the one article", 1)

@@ -1,12 +1,9 @@
-"""Pairs of texts as batches: each pair once, both texts whole, labels beside them."""
-
-import doctest
+"""Batches of text pairs with labels."""
 
 import numpy as np
 import pytest
 import torch
 
-import jumok.data.batching.text_pairs as module
 from jumok import InputError
 from jumok.batches.tokens import IGNORE, UNK
 from jumok.data.batching.text_pairs import TextPairBatcher
@@ -17,46 +14,42 @@ LABELS = [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("fixed_shapes", [False, True])
-def test_every_pair_comes_once_and_whole(fixed_shapes: bool) -> None:
-    data = TextPairBatcher(FIRSTS, SECONDS, LABELS, max_tokens=32, seed=1, fixed_shapes=fixed_shapes)
-    seen = []
-    for index in data.batches(3):
-        batch = data.collate(index)
+def test_every_pair_occurs_once(fixed_shapes: bool) -> None:
+    batcher = TextPairBatcher(FIRSTS, SECONDS, LABELS, max_tokens=32, seed=1, fixed_shapes=fixed_shapes)
+    indices = []
+    for index in batcher.batches(3):
+        batch = batcher.collate(index)
         assert max(batch.tokens.ids.numel(), batch.second_tokens.ids.numel()) <= 32
         assert batch.count == len(index)
         for row, number in enumerate(batch.example_indices):
-            seen.append(number)
+            indices.append(number)
             assert batch.labels[row] == LABELS[number]
             for tokens, texts in ((batch.tokens, FIRSTS), (batch.second_tokens, SECONDS)):
                 assert tokens.ids[row, : tokens.lengths[row]].tolist() == texts[number]
         assert (batch.labels[len(index) :] == IGNORE).all()
         assert (batch.graph_key is not None) == fixed_shapes or batch.tokens.mask is None
-    assert sorted(seen) == LABELS
+    assert sorted(indices) == LABELS
 
 
-def test_numbers_and_empty_texts() -> None:
-    data = TextPairBatcher([[], [4]], [[5], []], [0.5, 2.0], max_tokens=10, seed=1)
-    batch = data.collate([0, 1])
+def test_regression_labels_and_empty_texts() -> None:
+    batcher = TextPairBatcher([[], [4]], [[5], []], [0.5, 2.0], max_tokens=10, seed=1)
+    batch = batcher.collate([0, 1])
     assert batch.labels.dtype == torch.float32
     assert batch.tokens.ids.tolist() == [[UNK], [4]]
     assert batch.second_tokens.ids.tolist() == [[5], [UNK]]
-    parts = data.divide(np.arange(2), 2)
+    parts = batcher.divide(np.arange(2), 2)
     assert sorted(int(n) for part in parts for n in part) == [0, 1]
 
 
-def test_other_texts_have_another_fingerprint() -> None:
-    one, same, other = (TextPairBatcher(x, SECONDS, LABELS, max_tokens=9, seed=1) for x in (FIRSTS, FIRSTS, SECONDS))
-    assert one.fingerprint == same.fingerprint != other.fingerprint
+def test_fingerprint() -> None:
+    first, equal, other = (TextPairBatcher(x, SECONDS, LABELS, max_tokens=9, seed=1) for x in (FIRSTS, FIRSTS, SECONDS))
+    assert first.fingerprint == equal.fingerprint != other.fingerprint
     relabelled = TextPairBatcher(FIRSTS, SECONDS, LABELS[::-1], max_tokens=9, seed=1)
-    assert relabelled.fingerprint != one.fingerprint
+    assert relabelled.fingerprint != first.fingerprint
 
 
-def test_what_does_not_fit_together() -> None:
+def test_invalid_arguments() -> None:
     with pytest.raises(InputError, match="no pairs to train on"):
         TextPairBatcher([], [], [], max_tokens=9, seed=1)
     with pytest.raises(InputError, match="1 first texts, 2 second texts and 1 labels"):
         TextPairBatcher([[4]], [[5], [6]], [0], max_tokens=9, seed=1)
-
-
-def test_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(module).failed == 0

@@ -1,4 +1,4 @@
-"""Word vectors from the files that people have."""
+"""Word vectors in text and binary files."""
 
 import gzip
 import struct
@@ -17,39 +17,45 @@ VALUES = {"dog": [1.0, 2.5, -3.0], "책": [0.5, 0.25, 0.125], "cat": [7.0, 8.0, 
 PIECES = [*SPECIAL_TOKENS, "▁dog", "dog", "▁책", "▁zebra"]
 
 
-def text(header: bool, end: str = "\n") -> bytes:
+def format_text(header: bool, line_end: str = "\n") -> bytes:
     rows = [f"{word} {' '.join(map(str, numbers))}" for word, numbers in VALUES.items()]
-    return end.join([f"{len(VALUES)} 3"] * header + rows + [""]).encode()
+    return line_end.join([f"{len(VALUES)} 3"] * header + rows + [""]).encode()
 
 
-def binary(line_end: bytes) -> bytes:
+def format_binary(line_end: bytes) -> bytes:
     rows = [word.encode() + b" " + struct.pack("<3f", *numbers) + line_end for word, numbers in VALUES.items()]
     return f"{len(VALUES)} 3\n".encode() + b"".join(rows)
 
 
 @pytest.mark.parametrize(
     "content",
-    [text(True), text(False), text(True, " \n"), text(True, "\r\n"), gzip.compress(text(True))],
+    [
+        format_text(True),
+        format_text(False),
+        format_text(True, " \n"),
+        format_text(True, "\r\n"),
+        gzip.compress(format_text(True)),
+    ],
     ids=["fasttext", "glove", "space at the end", "crlf", "gzip"],
 )
 def test_text_files(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "my.vec"
     path.write_bytes(content)
-    found = word_vectors.read_word_vectors(path, [*PIECES, ". . ."])
-    assert found.dim == 3
-    assert {word: vector.tolist() for word, vector in found.words.items()} == {
+    vectors = word_vectors.read_word_vectors(path, [*PIECES, ". . ."])
+    assert vectors.dim == 3
+    assert {word: vector.tolist() for word, vector in vectors.words.items()} == {
         word: VALUES[word] for word in ("dog", "책", ". . .")
     }
 
 
 @pytest.mark.parametrize("line_end", [b"", b"\n"])
 def test_binary_files(tmp_path: Path, line_end: bytes) -> None:
-    del_spaces = {word: numbers for word, numbers in VALUES.items() if " " not in word}
+    single_words = {word: numbers for word, numbers in VALUES.items() if " " not in word}
     path = tmp_path / "my.bin"
-    rows = [word.encode() + b" " + struct.pack("<3f", *n) + line_end for word, n in del_spaces.items()]
+    rows = [word.encode() + b" " + struct.pack("<3f", *n) + line_end for word, n in single_words.items()]
     path.write_bytes(b"3 3\n" + b"".join(rows))
-    found = word_vectors.read_word_vectors(path, PIECES)
-    assert {word: vector.tolist() for word, vector in found.words.items()} == {
+    vectors = word_vectors.read_word_vectors(path, PIECES)
+    assert {word: vector.tolist() for word, vector in vectors.words.items()} == {
         word: VALUES[word] for word in ("dog", "책")
     }
     path.write_bytes(path.read_bytes()[:-9])
@@ -57,12 +63,14 @@ def test_binary_files(tmp_path: Path, line_end: bytes) -> None:
         word_vectors.read_word_vectors(path, PIECES)
 
 
-def test_the_rows_of_known_words_are_filled_and_counted(tmp_path: Path) -> None:
-    (tmp_path / "my.vec").write_bytes(text(True))
+def test_fill_embedding(tmp_path: Path) -> None:
+    (tmp_path / "my.vec").write_bytes(format_text(True))
     embedding = nn.Embedding(11, 3)  # a few more rows than words
     before = embedding.weight.detach().clone()
-    found = word_vectors.fill_embedding(embedding, PIECES, word_vectors.read_word_vectors(tmp_path / "my.vec", PIECES))
-    assert found == 3  # ▁dog, dog and ▁책
+    vectors = word_vectors.fill_embedding(
+        embedding, PIECES, word_vectors.read_word_vectors(tmp_path / "my.vec", PIECES)
+    )
+    assert vectors == 3  # ▁dog, dog and ▁책
     assert embedding.weight[4].tolist() == embedding.weight[5].tolist() == VALUES["dog"]
     assert embedding.weight[6].tolist() == VALUES["책"]
     others = [0, 1, 2, 3, 7, 8, 9, 10]
@@ -70,8 +78,8 @@ def test_the_rows_of_known_words_are_filled_and_counted(tmp_path: Path) -> None:
     assert embedding.weight.requires_grad
 
 
-def test_a_half_precision_embedding_is_filled_too(tmp_path: Path) -> None:
-    (tmp_path / "my.vec").write_bytes(text(False))
+def test_fill_half_precision_embedding(tmp_path: Path) -> None:
+    (tmp_path / "my.vec").write_bytes(format_text(False))
     embedding = nn.Embedding(8, 3, dtype=torch.bfloat16)
     assert (
         word_vectors.fill_embedding(embedding, PIECES, word_vectors.read_word_vectors(tmp_path / "my.vec", PIECES)) == 3
@@ -79,15 +87,15 @@ def test_a_half_precision_embedding_is_filled_too(tmp_path: Path) -> None:
     assert embedding.weight[4].tolist() == VALUES["dog"]
 
 
-def test_no_word_found_is_no_error(tmp_path: Path) -> None:
-    (tmp_path / "my.vec").write_bytes(text(True))
-    found = word_vectors.read_word_vectors(tmp_path / "my.vec", ["▁nothing"])
-    assert (found.dim, found.words) == (3, {})
-    assert word_vectors.fill_embedding(nn.Embedding(1, 3), ["▁nothing"], found) == 0
+def test_no_known_word_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "my.vec").write_bytes(format_text(True))
+    vectors = word_vectors.read_word_vectors(tmp_path / "my.vec", ["▁nothing"])
+    assert (vectors.dim, vectors.words) == (3, {})
+    assert word_vectors.fill_embedding(nn.Embedding(1, 3), ["▁nothing"], vectors) == 0
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "contains no vectors"),
         (b"2 3\n", None),
@@ -96,19 +104,19 @@ def test_no_word_found_is_no_error(tmp_path: Path) -> None:
         (b"word\n", r":1: expected a word and some numbers"),
     ],
 )
-def test_what_is_no_vector_is_told_with_its_line(tmp_path: Path, content: bytes, told: str | None) -> None:
+def test_invalid_vector_error_gives_the_line(tmp_path: Path, content: bytes, message: str | None) -> None:
     path = tmp_path / "my.vec"
     path.write_bytes(content)
-    if told is None:
+    if message is None:
         assert word_vectors.read_word_vectors(path, ["dog"]).words == {}
     else:
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             word_vectors.read_word_vectors(path, ["dog", "the"])
 
 
-def test_a_width_that_does_not_fit_is_told_with_both() -> None:
-    found = word_vectors.WordVectors(Path("my.vec"), 3, {"dog": np.zeros(3, np.float32)})
+def test_mismatched_width_error_gives_both() -> None:
+    vectors = word_vectors.WordVectors(Path("my.vec"), 3, {"dog": np.zeros(3, np.float32)})
     with pytest.raises(InputError, match=r"of my\.vec have 3 dimensions, and the embedding has 5"):
-        word_vectors.fill_embedding(nn.Embedding(8, 5), PIECES, found)
+        word_vectors.fill_embedding(nn.Embedding(8, 5), PIECES, vectors)
     with pytest.raises(InputError, match="8 words for an embedding of 7"):
-        word_vectors.fill_embedding(nn.Embedding(7, 3), PIECES, found)
+        word_vectors.fill_embedding(nn.Embedding(7, 3), PIECES, vectors)

@@ -1,4 +1,4 @@
-"""Batches of texts: how those of several sequences are laid, moved and made alike."""
+"""Batches of labelled texts: layout, graph keys, and moving to a device."""
 
 import doctest
 from dataclasses import replace
@@ -16,19 +16,19 @@ from jumok.training.prefetch import map_tensors
 FIRST = [[7, 8, 9], [5], [4, 6]]
 
 
-def pairs(seconds: Any = ((4,), (6, 7, 5), (8, 9)), **more: Any) -> TextPairBatch:
-    return TextPairBatch.from_sequences(FIRST, second_tokens=seconds, labels=[2, IGNORE, 0], **more)
+def pairs(second_texts: Any = ((4,), (6, 7, 5), (8, 9)), **options: Any) -> TextPairBatch:
+    return TextPairBatch.from_sequences(FIRST, second_tokens=second_texts, labels=[2, IGNORE, 0], **options)
 
 
-def documents(sentences: Any = ((0, 1), (2,)), **more: Any) -> DocumentBatch:
-    return DocumentBatch.from_sequences(FIRST, sentence_indices=sentences, labels=[2, 0], **more)
+def documents(sentences: Any = ((0, 1), (2,)), **options: Any) -> DocumentBatch:
+    return DocumentBatch.from_sequences(FIRST, sentence_indices=sentences, labels=[2, 0], **options)
 
 
 def test_the_examples_in_the_docstrings() -> None:
     assert doctest.testmod(text).failed == 0
 
 
-def test_pairs_are_two_texts_and_a_label() -> None:
+def test_text_pair_batch() -> None:
     batch = pairs(example_indices=(5, 3, 1))
     assert batch.tokens.ids.tolist() == [[7, 8, 9], [5, PAD, PAD], [4, 6, PAD]]
     assert batch.second_tokens.ids.tolist() == [[4, PAD, PAD], [6, 7, 5], [8, 9, PAD]]
@@ -37,14 +37,14 @@ def test_pairs_are_two_texts_and_a_label() -> None:
     assert isinstance(batch, ClassificationBatch)
 
 
-def test_documents_are_sentences_and_the_order_they_come_in() -> None:
+def test_document_batch() -> None:
     batch = documents()
     assert batch.sentence_indices.ids.tolist() == [[0, 1], [2, 0]]
     assert batch.sentence_indices.lengths == (2, 1)
     assert (batch.count, batch.unit) == (2, "documents")
 
 
-def test_all_tokens_are_packed_alike() -> None:
+def test_all_token_fields_are_packed() -> None:
     packed = pairs(packed=True)
     assert packed.tokens.ids.tolist() == [[7, 8, 9, 5, 4, 6]]
     assert packed.second_tokens.ids.tolist() == [[4, 6, 7, 5, 8, 9]]
@@ -52,43 +52,43 @@ def test_all_tokens_are_packed_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "like_it", "unlike"),
+    ("batch", "equal", "different"),
     [
         (pairs(), pairs([[4, 5], [6], [7, 8, 9]]), pairs([[4], [5], [6, 7]])),
         (documents(), documents([[0], [1, 2]]), documents([[0, 1, 2], [1]])),
     ],
     ids=["pairs", "documents"],
 )
-def test_the_form_is_that_of_both(first: Any, like_it: Any, unlike: Any) -> None:
-    assert first.graph_key is None
+def test_graph_key_covers_all_token_fields(batch: Any, equal: Any, different: Any) -> None:
+    assert batch.graph_key is None
     assert (
-        first.with_static_shapes().graph_key
-        == like_it.with_static_shapes().graph_key
-        != unlike.with_static_shapes().graph_key
+        batch.with_static_shapes().graph_key
+        == equal.with_static_shapes().graph_key
+        != different.with_static_shapes().graph_key
     )
-    second = "second_tokens" if isinstance(first, TextPairBatch) else "sentence_indices"
+    second = "second_tokens" if isinstance(batch, TextPairBatch) else "sentence_indices"
     for name in ("tokens", second):  # with one of them alone there is none
-        assert replace(first, **{name: getattr(first, name).with_static_shapes()}).graph_key is None
+        assert replace(batch, **{name: getattr(batch, name).with_static_shapes()}).graph_key is None
     assert (
-        first.with_static_shapes().graph_key != replace(first, labels=first.labels[:1]).with_static_shapes().graph_key
+        batch.with_static_shapes().graph_key != replace(batch, labels=batch.labels[:1]).with_static_shapes().graph_key
     )
 
 
 @pytest.mark.parametrize("batch", [pairs(), documents()], ids=["pairs", "documents"])
-def test_every_tensor_is_moved_and_changed(batch: Any) -> None:
+def test_to_device_and_map_tensors_reach_every_tensor(batch: Any) -> None:
     batch = batch.with_static_shapes()
     second = "second_tokens" if isinstance(batch, TextPairBatch) else "sentence_indices"
-    gone = batch.to("meta")
-    assert type(gone) is type(batch)
-    met: list[Tensor] = []
+    moved = batch.to("meta")
+    assert type(moved) is type(batch)
+    seen: list[Tensor] = []
 
-    def meet(x: Tensor) -> Tensor:
-        met.append(x)
+    def record(x: Tensor) -> Tensor:
+        seen.append(x)
         return x + 100
 
-    map_tensors(gone, meet)
-    assert len(met) == 6  # ids and counts of both, segments, labels
-    assert {x.device.type for x in met} == {"meta"}
-    changed: Tokens = getattr(map_tensors(batch, meet), second)
+    map_tensors(moved, record)
+    assert len(seen) == 6  # ids and counts of both, segments, labels
+    assert {x.device.type for x in seen} == {"meta"}
+    changed: Tokens = getattr(map_tensors(batch, record), second)
     assert torch.equal(changed.ids, getattr(batch, second).ids + 100)
     assert changed.lengths == getattr(batch, second).lengths

@@ -1,4 +1,4 @@
-"""Gold word alignments in the formats in which people publish them."""
+"""Gold word alignments in published formats."""
 
 import gzip
 from pathlib import Path
@@ -10,27 +10,27 @@ from jumok.data.readers.word_alignments import GoldAlignment
 from jumok.errors import InputError
 
 
-def put(path: Path, text: str) -> Path:
+def write_file(path: Path, text: str) -> Path:
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return path
 
 
-def test_pharaoh_with_possible_links_counted_from_0_or_from_1(tmp_path: Path) -> None:
+def test_pharaoh_format_from_0_and_from_1(tmp_path: Path) -> None:
     expected = [
         GoldAlignment(frozenset({(0, 0)}), frozenset({(0, 0), (1, 2)})),
         GoldAlignment(frozenset(), frozenset()),
         GoldAlignment(frozenset({(4, 3)}), frozenset({(4, 3), (0, 1)})),
     ]
-    from_0 = put(tmp_path / "a.txt", "0-0 1p2\n\n4-3 0?1\n")
-    from_1 = put(tmp_path / "b.txt.gz", "1-1 2p3\n\n5-4 1?2\n")
+    from_0 = write_file(tmp_path / "a.txt", "0-0 1p2\n\n4-3 0?1\n")
+    from_1 = write_file(tmp_path / "b.txt.gz", "1-1 2p3\n\n5-4 1?2\n")
     assert word_alignments.read_alignments(from_0) == word_alignments.read_alignments(from_1) == expected
     assert word_alignments.read_alignments(from_1, first_index=0)[0].sure == {(1, 1)}
     with pytest.raises(InputError, match=r"a\.txt:1: a word is 0, but words start at 1"):
         word_alignments.read_alignments(from_0, first_index=1)
 
 
-def test_a_link_a_line(tmp_path: Path) -> None:
-    path = put(tmp_path / "gold.txt", "1 0 0 S\n1 2 1 S \n3 5 6 P\n3 5 7\n")
+def test_one_link_per_line(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "gold.txt", "1 0 0 S\n1 2 1 S \n3 5 6 P\n3 5 7\n")
     assert word_alignments.read_alignments(path) == [
         GoldAlignment(frozenset({(0, 0), (2, 1)}), frozenset({(0, 0), (2, 1)})),
         GoldAlignment(frozenset(), frozenset()),
@@ -41,13 +41,13 @@ def test_a_link_a_line(tmp_path: Path) -> None:
         word_alignments.read_alignments(path, num_pairs=2)
 
 
-def test_flipped_is_the_other_direction() -> None:
-    one = GoldAlignment(frozenset({(0, 5)}), frozenset({(0, 5), (2, 3)}))
-    assert one.swap_sides() == GoldAlignment(frozenset({(5, 0)}), frozenset({(5, 0), (3, 2)}))
+def test_swap_sides() -> None:
+    alignment = GoldAlignment(frozenset({(0, 5)}), frozenset({(0, 5), (2, 3)}))
+    assert alignment.swap_sides() == GoldAlignment(frozenset({(5, 0)}), frozenset({(5, 0), (3, 2)}))
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("0-0 1:2\n", ":1: '1:2'; expected a link such as 3-4"),
         ("1 0 0 S\n1 0 S\n", ":2: '1 0 S'; expected a link such as 17 3 4 S"),
@@ -55,14 +55,14 @@ def test_flipped_is_the_other_direction() -> None:
         ("", "is empty"),
     ],
 )
-def test_what_is_no_link_is_told_with_its_line(tmp_path: Path, text: str, told: str) -> None:
-    with pytest.raises(InputError, match=told):
-        word_alignments.read_alignments(put(tmp_path / "gold.txt", text))
+def test_invalid_link_error_gives_the_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        word_alignments.read_alignments(write_file(tmp_path / "gold.txt", text))
 
 
-def test_the_links_of_a_split_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_alignment_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "set").mkdir()
-    path = put(tmp_path / "set" / "gold.links.txt.gz", "0-0\n")
+    path = write_file(tmp_path / "set" / "gold.links.txt.gz", "0-0\n")
     monkeypatch.setenv("JUMOK_DATA", str(tmp_path))
     assert word_alignments.find_alignment_file("set/gold") == word_alignments.find_alignment_file(str(path)) == path
     with pytest.raises(InputError, match=r"no file set/dev .*contains: gold\.links\.txt\.gz"):

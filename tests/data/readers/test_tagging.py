@@ -1,8 +1,7 @@
-"""Words with tags: CoNLL files by hand, and labels of pieces."""
+"""CoNLL files, entities, and labels of pieces."""
 
 from __future__ import annotations
 
-import doctest
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jumok.batches.tokens import IGNORE
-from jumok.data.readers import tagging
 from jumok.data.readers.invalid_examples import InvalidExample, SkippedExamples, skip_invalid
 from jumok.data.readers.tagging import (
     Entity,
@@ -37,15 +35,11 @@ no\u3000break NN I-NP O
 """
 
 
-def test_the_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(tagging) == (0, 4)
+def sentences(path: Path, **options: Any) -> list[TaggingExample]:
+    return list(skip_invalid(read_tagging_examples(str(path), **options), "stop", SkippedExamples()))
 
 
-def sentences(path: Path, **more: Any) -> list[TaggingExample]:
-    return list(skip_invalid(read_tagging_examples(str(path), **more), "stop", SkippedExamples()))
-
-
-def test_a_file_by_hand(tmp_path: Path) -> None:
+def test_read_conll_file(tmp_path: Path) -> None:
     path = tmp_path / "train.txt"
     path.write_bytes(FILE.replace("\n", "\r\n").encode())
     first, second = sentences(path, scheme="iob1")
@@ -87,7 +81,7 @@ def test_a_file_by_hand(tmp_path: Path) -> None:
         ("a\0b NN O", "any", "a NUL character", "after 'a' in the word"),
     ],
 )
-def test_a_line_that_cannot_be_used(tmp_path: Path, line: str, scheme: Any, reason: str, detail: str) -> None:
+def test_invalid_lines(tmp_path: Path, line: str, scheme: Any, reason: str, detail: str) -> None:
     path = tmp_path / "train.txt"
     path.write_text(f"in IN O\nSeoul NNP I-LOC\n{line}\n\nfine NN O\n")
     number = 2 if scheme == "iob2" else 3
@@ -98,24 +92,24 @@ def test_a_line_that_cannot_be_used(tmp_path: Path, line: str, scheme: Any, reas
         sentences(path, scheme=scheme)
 
 
-def test_columns_are_counted_from_one() -> None:
+def test_column_zero_raises() -> None:
     with pytest.raises(InputError, match="columns start at 1"):
         list(read_tagging_examples("x", word_column=0))
 
 
-def test_entities_by_hand() -> None:
+def test_extract_entities() -> None:
     tags = ["I-PER", "I-PER", "B-PER", "O", "I-LOC", "I-ORG", "B-ORG"]
-    wanted = [("PER", 0, 2), ("PER", 2, 3), ("LOC", 4, 5), ("ORG", 5, 6), ("ORG", 6, 7)]
-    assert extract_entities(tags) == [Entity(*one) for one in wanted]
+    expected = [("PER", 0, 2), ("PER", 2, 3), ("LOC", 4, 5), ("ORG", 5, 6), ("ORG", 6, 7)]
+    assert extract_entities(tags) == [Entity(*entity) for entity in expected]
     assert extract_entities([]) == []
 
 
 @given(st.lists(st.sampled_from(["O", "B-A", "I-A", "B-B", "I-B"])))
-def test_iob2_keeps_the_entities_and_is_iob2(tags: list[str]) -> None:
-    again = convert_to_iob2(tags)
-    assert extract_entities(again) == extract_entities(tags)
-    assert convert_to_iob2(again) == again
-    for before, tag in zip(["O", *again], again, strict=False):
+def test_convert_to_iob2_preserves_entities(tags: list[str]) -> None:
+    converted = convert_to_iob2(tags)
+    assert extract_entities(converted) == extract_entities(tags)
+    assert convert_to_iob2(converted) == converted
+    for before, tag in zip(["O", *converted], converted, strict=False):
         assert not tag.startswith("I-") or before[2:] == tag[2:]
 
 
@@ -123,12 +117,12 @@ WORDS = ["unbelievable", "친구와", "a", "b", "don't", "\u200b", "...", "belie
 
 
 @given(st.lists(st.tuples(st.sampled_from(WORDS), st.integers(0, 4)), min_size=1, max_size=9))
-def test_the_first_piece_of_each_word_has_its_label(tagged_words: list[tuple[str, int]]) -> None:
+def test_first_piece_of_each_word_has_its_label(tagged_words: list[tuple[str, int]]) -> None:
     words, labels = [word for word, _ in tagged_words], [label for _, label in tagged_words]
     pieces = PIECES.encode_with_offsets([words])[0]
-    found = label_first_pieces(pieces.word_ids, labels)
-    assert len(found) == len(pieces.ids)
-    counted = [label for label in found if label != IGNORE]
+    piece_labels = label_first_pieces(pieces.word_ids, labels)
+    assert len(piece_labels) == len(pieces.ids)
+    counted = [label for label in piece_labels if label != IGNORE]
     # All words but those of which no piece is left: a control character, here.
     assert counted == [label for word, label in tagged_words if word != "\u200b"]
 
