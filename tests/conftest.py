@@ -4,7 +4,9 @@ import gc
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,17 +29,7 @@ else:  # the same examples in every run, however slow the machine
     settings.load_profile("jumok")
 
 
-if os.environ.get("TRITON_INTERPRET") == "1":  # as tests of kernels start themselves anew
-    # NumPy 2.4 no longer turns an array of one element into an int, on which Triton 3.6's interpreter relies.
-    import triton.runtime.interpreter as interpreter
-
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patch(tensor: Any, scope: Any) -> None:
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patch
+sys.path.insert(0, str(Path(__file__).parent))  # for helper modules that several folders share
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a background job, and its children would be
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,16 +1,9 @@
-"""The pooling kernel against weights that are all there, in float64, and pooled by hand.
-
-As with the other kernels, the tests run on a GPU where there is one, and everywhere in Triton's interpreter,
-in a process of its own.
-"""
+"""The pooling kernel against full attention weights in float64, pooled cell by cell."""
 
 from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,102 +13,102 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-from jumok.attention.kernels.lse import (  # noqa: E402
+from triton_testing import DEVICE, INTERPRETED, ON_GPU, compile_for_hopper, compiles_kernels, runs_kernels
+
+from jumok.attention.kernels import lse, pooled_maps
+from jumok.attention.kernels.common import launch_options
+from jumok.attention.kernels.lse import (
     MAX_SHARED_MEMORY_BYTES,
     PoolingBlockSizes,
     choose_lse_blocks,
     compute_row_lse,
 )
-from jumok.attention.kernels.pooled_maps import compute_pooled_maps  # noqa: E402
+from jumok.attention.kernels.pooled_maps import compute_pooled_maps
 
-ON_GPU = torch.cuda.is_available() and not INTERPRETED
-DEVICE = "cuda" if ON_GPU else "cpu"
-runs_kernels = pytest.mark.filterwarnings("default") if INTERPRETED else pytest.mark.gpu
-# Small tiles, so that small inputs have many; a GPU's tensor cores take no fewer than 64 rows.
+# Small tiles, so that small inputs have several. Tensor cores of a GPU need at least 64 rows.
 SMALL = (
     PoolingBlockSizes(queries=64, keys=32, num_warps=4)
     if ON_GPU
     else PoolingBlockSizes(queries=16, keys=32, num_warps=4)
 )
-BY_WARP = (
+PER_WARP = (
     SMALL._replace(sum_per_warp=True)
     if ON_GPU
     else PoolingBlockSizes(queries=32, keys=32, num_warps=2, sum_per_warp=True)
 )
-APART = PoolingBlockSizes(queries=128, num_warps=4, max_registers=168, sum_per_warp=True)  # as on a GPU
-WAYS = [
+LARGE = PoolingBlockSizes(queries=128, num_warps=4, max_registers=168, sum_per_warp=True)  # as chosen on a GPU
+BLOCKS = [
     SMALL._replace(num_polynomials=0),
     SMALL._replace(num_polynomials=2, unroll=1, target_programs=9),
-    BY_WARP._replace(num_polynomials=0),
-    BY_WARP._replace(num_polynomials=1, unroll=1, target_programs=40),
+    PER_WARP._replace(num_polynomials=0),
+    PER_WARP._replace(num_polynomials=1, unroll=1, target_programs=40),
 ]
 
-CLOSE = 3e-5 if ON_GPU else 3e-6  # float32 there is three products of tensor cores
+CLOSE = 3e-5 if ON_GPU else 3e-6  # a GPU splits float32 into three products of tensor cores
 
 
 def scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
     return scale * q.double() @ k.double().repeat_interleave(len(q) // len(k), 0).mT
 
 
-def blocked(rows: int, cols: int, diagonal: int | None, window: int | None, alive: Tensor | None) -> Tensor:
+def blocked(rows: int, cols: int, diagonal: int | None, window: int | None, key_mask: Tensor | None) -> Tensor:
     i, j = torch.arange(rows, device=DEVICE)[:, None], torch.arange(cols, device=DEVICE)
     out = torch.zeros(rows, cols, dtype=torch.bool, device=DEVICE)
     if diagonal is not None:
         out |= j > i + diagonal
     if window is not None:
         out |= j <= i + diagonal - window
-    return out if alive is None else out | ~alive
+    return out if key_mask is None else out | ~key_mask
 
 
 def pooled(weights: Tensor, cells: tuple[int, int]) -> Tensor:
-    """Cell by cell, as the docstring says it."""
+    """Sum over the keys and mean over the queries of each cell, as the docstring defines it."""
     rows, cols = weights.shape[1:]
     out = []
     for i in range(cells[0]):
-        some = weights[:, i * rows // cells[0] : (i + 1) * rows // cells[0]]
+        row_weights = weights[:, i * rows // cells[0] : (i + 1) * rows // cells[0]]
         for j in range(cells[1]):
-            part = some[..., j * cols // cells[1] : (j + 1) * cols // cells[1]]
-            out.append(part.sum(-1).mean(-1))
+            cell = row_weights[..., j * cols // cells[1] : (j + 1) * cols // cells[1]]
+            out.append(cell.sum(-1).mean(-1))
     return torch.stack(out, -1).reshape(len(weights), *cells)
 
 
-# H, G, Q, K, D, cells, diagonal, window, some keys dead
+# H, G, Q, K, D, cells, diagonal, window, whether some keys are masked
 CASES = [
     (2, 1, 32, 64, 16, (2, 2), None, None, False),  # even, one cell a tile
-    (1, 1, 64, 128, 16, (2, 2), None, None, False),  # several tiles a cell, down and across
-    (2, 1, 128, 96, 16, (4, 3), None, None, False),  # and one, of blocks that share their keys
-    (1, 1, 16, 192, 16, (16, 1), None, None, False),  # six tiles a cell: three turns of two
+    (1, 1, 64, 128, 16, (1, 2), None, None, False),  # several tiles a cell, down and across
+    (2, 1, 64, 96, 16, (2, 3), None, None, False),  # and one key tile a cell, blocks that share their keys
+    (1, 1, 16, 192, 16, (16, 1), None, None, False),  # six tiles a cell: three iterations of two
     (1, 1, 32, 64, 16, (8, 4), None, None, False),  # several cells a tile
-    (4, 2, 64, 192, 16, (2, 2), None, None, False),  # grouped queries, three tiles a cell
-    (2, 1, 128, 192, 16, (4, 2), 70, None, False),  # the same with a causal mask
+    (2, 1, 32, 192, 16, (1, 2), None, None, False),  # grouped queries, three tiles a cell
+    (2, 1, 64, 192, 16, (2, 2), 70, None, False),  # the same with a causal mask
     (1, 1, 16, 32, 16, (16, 32), None, None, False),  # a cell for each pair
     (1, 1, 48, 64, 16, (3, 16), 11, None, False),  # narrow cells, causal
-    (4, 2, 19, 53, 7, (5, 7), None, None, False),  # nothing is even
+    (4, 2, 19, 53, 7, (5, 7), None, None, False),  # no size is a multiple of the blocks
     (1, 1, 41, 59, 8, (3, 2), 13, None, False),
     (1, 1, 64, 128, 16, (4, 4), 64, None, False),  # causal: most tiles need no check
-    (1, 1, 64, 192, 16, (2, 6), 100, 90, False),  # a window: tiles to skip on both sides
+    (1, 1, 64, 192, 16, (2, 6), 100, 90, False),  # a window: skips tiles on both sides
     (1, 1, 64, 64, 16, (4, 2), -7, None, False),  # the first rows have no key
-    (1, 1, 31, 64, 16, (2, 2), None, None, True),
     (2, 1, 35, 150, 8, (1, 1), 20, 65, True),
+    (1, 1, 31, 64, 16, (2, 2), None, None, True),
     (1, 1, 1, 37, 8, (1, 3), None, None, False),  # one row
     (3, 1, 37, 1, 8, (5, 1), None, None, False),  # one column
-    (1, 1, 13, 64, 16, (3, 4), -50, None, False),  # nothing at all is seen
+    (1, 1, 13, 64, 16, (3, 4), -50, None, False),  # every pair is masked
 ]
 
 
 @runs_kernels
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_maps_are_the_pooled_weights(case) -> None:
-    H, G, Q, K, D, cells, diagonal, window, dead = case
+def test_maps_are_pooled_weights(case: tuple[Any, ...]) -> None:
+    H, G, Q, K, D, cells, diagonal, window, masked = case
     q, k = torch.randn(H, Q, D, device=DEVICE), torch.randn(G, K, D, device=DEVICE)
-    alive = (torch.arange(K, device=DEVICE) % 3 > 0) if dead else None
-    mask = {"diagonal": diagonal, "window": window, "key_mask": alive}
-    s = scores(q, k, 0.7).masked_fill(blocked(Q, K, diagonal, window, alive), -torch.inf)
+    key_mask = (torch.arange(K, device=DEVICE) % 3 > 0) if masked else None
+    mask = {"diagonal": diagonal, "window": window, "key_mask": key_mask}
+    s = scores(q, k, 0.7).masked_fill(blocked(Q, K, diagonal, window, key_mask), -torch.inf)
     lse = compute_row_lse(q, k, scale=0.7, **mask)
     torch.testing.assert_close(lse.double(), s.logsumexp(-1), rtol=CLOSE, atol=CLOSE)
     exact = pooled(s.softmax(-1).nan_to_num(0), cells)
-    for blocks in WAYS:
+    for blocks in BLOCKS:
         maps = compute_pooled_maps(q, k, lse, scale=0.7, output_size=cells, blocks=blocks, **mask)
         rtol = 7e-4 if blocks.num_polynomials else CLOSE
         torch.testing.assert_close(maps.double(), exact, rtol=rtol, atol=1e-9)
@@ -123,23 +116,23 @@ def test_maps_are_the_pooled_weights(case) -> None:
 
 @runs_kernels
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("scale", [0.05, 3.0])  # nearly even attention; one key takes nearly all
-def test_low_precision_costs_less_than_a_hundredth(dtype: torch.dtype, scale: float) -> None:
+@pytest.mark.parametrize("scale", [0.05, 3.0])  # nearly uniform attention; one key has nearly all weight
+def test_low_precision_is_accurate_to_a_thousandth(dtype: torch.dtype, scale: float) -> None:
     q, k = (torch.randn(1, n, 16, device=DEVICE).to(dtype) for n in (48, 128))
     s = scores(q, k, scale)
     maps = compute_pooled_maps(q, k, s.logsumexp(-1).float(), scale=scale, output_size=(48, 8), blocks=SMALL)
     exact = pooled(s.softmax(-1), (48, 8))
-    seen = exact > 1e-30
-    assert seen.float().mean() > 0.9
-    assert ((maps.double() - exact).abs() / exact)[seen].max() < 1e-3
+    positive = exact > 1e-30
+    assert positive.float().mean() > 0.9
+    assert ((maps.double() - exact).abs() / exact)[positive].max() < 1e-3
     torch.testing.assert_close(maps.sum(-1), torch.ones_like(maps[..., 0]), rtol=1e-3, atol=0)
 
 
 @runs_kernels
 @pytest.mark.parametrize("scale", [0.7, -0.7])
-@pytest.mark.parametrize("blocks", WAYS, ids=str)
-def test_scores_may_be_as_low_as_they_like(blocks: PoolingBlockSizes, scale: float) -> None:
-    """Of the first head some are below 2^-127, which a polynomial must be told; of the second none."""
+@pytest.mark.parametrize("blocks", BLOCKS, ids=str)
+def test_scores_below_the_float32_exponent_range(blocks: PoolingBlockSizes, scale: float) -> None:
+    """Some weights of the first head are below 2^-127, where the polynomials need a special case."""
     q, k = torch.randn(2, 64, 16, device=DEVICE), torch.randn(2, 128, 16, device=DEVICE)
     k[0, ::5] *= 60
     s = scores(q, k, scale)
@@ -150,8 +143,8 @@ def test_scores_may_be_as_low_as_they_like(blocks: PoolingBlockSizes, scale: flo
 
 
 @runs_kernels
-def test_a_part_of_the_keys_and_any_strides() -> None:
-    q = torch.randn(16, 2, 100, device=DEVICE).permute(1, 2, 0)[:, 20:77]  # d is not consecutive
+def test_a_slice_of_the_keys_and_strided_inputs() -> None:
+    q = torch.randn(16, 2, 100, device=DEVICE).permute(1, 2, 0)[:, 20:77]  # the width is not contiguous
     k = torch.randn(300, 2, 16, device=DEVICE).transpose(0, 1)
     s = scores(q, k, 0.25)
     lse = compute_row_lse(q, k, scale=0.25)
@@ -160,41 +153,41 @@ def test_a_part_of_the_keys_and_any_strides() -> None:
 
 
 @runs_kernels
-def test_dead_keys_may_hold_anything() -> None:
+def test_masked_keys_may_be_nan() -> None:
     q, k = torch.randn(1, 20, 16, device=DEVICE), torch.randn(1, 64, 16, device=DEVICE)
-    alive = torch.arange(64, device=DEVICE) < 50
-    lse = compute_row_lse(q, k, scale=1.0, key_mask=alive)
-    clean = compute_pooled_maps(q, k, lse, scale=1.0, output_size=(5, 4), key_mask=alive)
+    key_mask = torch.arange(64, device=DEVICE) < 50
+    lse = compute_row_lse(q, k, scale=1.0, key_mask=key_mask)
+    clean = compute_pooled_maps(q, k, lse, scale=1.0, output_size=(5, 4), key_mask=key_mask)
     k[:, 50:] = torch.nan
     dirty = compute_pooled_maps(
-        q, k, compute_row_lse(q, k, scale=1.0, key_mask=alive), scale=1.0, output_size=(5, 4), key_mask=alive
+        q, k, compute_row_lse(q, k, scale=1.0, key_mask=key_mask), scale=1.0, output_size=(5, 4), key_mask=key_mask
     )
     torch.testing.assert_close(dirty, clean, rtol=0, atol=0)
 
 
 @runs_kernels
 @pytest.mark.parametrize("head", [0, 5, slice(1, 4), [3, 0], None])
-def test_the_kernel_and_the_strips_give_the_same_map(head) -> None:
-    """Through what `look` keeps: grouped heads, a rectangle, causal, dead keys, sums that are not known."""
+def test_the_kernel_and_the_row_chunks_agree(head: int | slice | list[int] | None) -> None:
+    """A rectangle of a captured call: grouped heads, causal, masked keys, unknown row sums."""
     from jumok.look.capture.captured_attention import CapturedAttention
     from jumok.look.views import statistics
     from jumok.look.views.gpu_pooling import pool_map_on_gpu
     from jumok.look.views.row_chunks import resolve_choice
 
     query, key = torch.randn(2, 6, 50, 16, device=DEVICE), torch.randn(2, 3, 70, 16, device=DEVICE)
-    alive = torch.rand(2, 1, 1, 70, device=DEVICE) < 0.8
-    more = {"scale": 0.3, "diagonal": 20, "mask": alive}
+    mask = torch.rand(2, 1, 1, 70, device=DEVICE) < 0.8
+    options = {"scale": 0.3, "diagonal": 20, "mask": mask}
     expected = statistics.compute_pooled_map(
-        CapturedAttention(query, key, **more), batch=1, head=head, rows=(7, 40), cols=(5, 61), size=(3, 7)
+        CapturedAttention(query, key, **options), batch=1, head=head, rows=(7, 40), cols=(5, 61), size=(3, 7)
     )
-    kept, (heads, single) = CapturedAttention(query, key, **more), resolve_choice(head, 6, "head")
-    for _ in range(2):  # the second time from what is remembered
-        maps = pool_map_on_gpu(kept, 1, heads, slice(7, 40), slice(5, 61), (3, 7))
+    captured, (heads, single) = CapturedAttention(query, key, **options), resolve_choice(head, 6, "head")
+    for _ in range(2):  # the second time from its cache
+        maps = pool_map_on_gpu(captured, 1, heads, slice(7, 40), slice(5, 61), (3, 7))
         torch.testing.assert_close(maps[0] if single else maps, expected, rtol=1e-4, atol=1e-7)
 
 
 @runs_kernels
-def test_maps_of_nothing() -> None:
+def test_maps_without_queries_or_keys() -> None:
     q, k = torch.randn(2, 5, 16, device=DEVICE), torch.randn(2, 0, 16, device=DEVICE)
     assert compute_row_lse(q, k, scale=1.0).eq(-torch.inf).all()
     assert compute_pooled_maps(q, k, compute_row_lse(q, k, scale=1.0), scale=1.0, output_size=(3, 0)).shape == (2, 3, 0)
@@ -206,14 +199,14 @@ def test_maps_of_nothing() -> None:
 @pytest.mark.parametrize("width", [40, 64, 128, 256])
 def test_maps_at_real_sizes(width: int, dtype: torch.dtype) -> None:
     if dtype == torch.float32 and width > 128:
-        pytest.skip("more than a program's shared memory")
+        pytest.skip("needs more than the shared memory of a program")
     q, k = (torch.randn(n, 2048, width, device=DEVICE).to(dtype) for n in (4, 2))
     for diagonal, cells in ((None, (32, 16)), (0, (16, 32)), (0, (100, 77))):
         s = scores(q, k, width**-0.5).masked_fill(blocked(2048, 2048, diagonal, None, None), -torch.inf)
         lse = compute_row_lse(q, k, scale=width**-0.5, diagonal=diagonal)
         torch.testing.assert_close(lse.double(), s.logsumexp(-1), rtol=1e-4, atol=1e-4)
         exact = pooled(s.softmax(-1), cells)
-        for blocks in (None, APART) if width <= 64 and dtype == torch.bfloat16 else (None,):
+        for blocks in (None, LARGE) if width <= 64 and dtype == torch.bfloat16 else (None,):
             maps = compute_pooled_maps(
                 q, k, lse, scale=width**-0.5, output_size=cells, diagonal=diagonal, blocks=blocks
             )
@@ -223,25 +216,25 @@ def test_maps_at_real_sizes(width: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="on a GPU it is run by hand")
-def test_the_cuts_that_the_bench_tries_all_give_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_all_block_sizes_of_the_benchmark_agree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "bench"))
     look, out = importlib.import_module("look"), tmp_path / "tune.json"
     sizes = ["--tokens", "128", "--heads", "1", "--width", "16", "--size", "1"]
     with torch.no_grad():
         look.main(["--tune", "--quick", "--device", "cpu", "--out", str(out), *sizes])
-    _, *cuts = json.loads(out.read_text(encoding="utf-8"))["rows"][0]["ways"].values()
-    assert len(cuts) >= 10
-    assert all(cut["differs"] < 1e-3 for cut in cuts)
+    _, *results = json.loads(out.read_text(encoding="utf-8"))["rows"][0]["ways"].values()
+    assert len(results) >= 10
+    assert all(result["differs"] < 1e-3 for result in results)
 
 
 # --- without a GPU ------------------------------------------------------------------------------------------
 
 
-class Wide:
-    """As much of a tensor of queries as the choice of blocks looks at."""
+class QueryShape:
+    """The attributes of a tensor of queries from which the block sizes are chosen."""
 
-    def __init__(self, width: int, kind: str) -> None:
-        self.shape, self.dtype = (1, 1 << 17, width), torch.float32 if kind == "fp32" else torch.bfloat16
+    def __init__(self, width: int, dtype: str) -> None:
+        self.shape, self.dtype = (1, 1 << 17, width), torch.float32 if dtype == "fp32" else torch.bfloat16
 
     def element_size(self) -> int:
         return self.dtype.itemsize
@@ -259,80 +252,50 @@ UNEVEN = {
 }
 
 
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@compiles_kernels
 @pytest.mark.parametrize(
-    ("width", "kind", "more"),
+    ("width", "dtype", "options"),
     [
-        (64, "bf16", {}),
-        (64, "bf16", CAUSAL | {"WINDOWED": True}),
-        (64, "bf16", NARROW),
-        (64, "bf16", UNEVEN),
-        (128, "bf16", CAUSAL),
-        (256, "bf16", CAUSAL),
-        (64, "fp32", CAUSAL),
-        (128, "fp32", CAUSAL),
-        (64, "bf16", {"blocks": APART}),
-        (64, "bf16", CAUSAL | {"blocks": APART._replace(unroll=1)}),
+        (64, "bf16", CAUSAL),
+        (64, "fp32", UNEVEN),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                (64, "bf16", {}),
+                (64, "bf16", CAUSAL | {"WINDOWED": True}),
+                (64, "bf16", NARROW),
+                (64, "bf16", UNEVEN),
+                (128, "bf16", CAUSAL),
+                (256, "bf16", CAUSAL),
+                (64, "fp32", CAUSAL),
+                (128, "fp32", CAUSAL),
+                (64, "bf16", {"blocks": LARGE}),
+                (64, "bf16", CAUSAL | {"blocks": LARGE._replace(unroll=1)}),
+            ]
+        ),
     ],
 )
-def test_the_kernels_compile_for_hopper_and_fit(width: int, kind: str, more: dict[str, Any]) -> None:
-    """The interpreter lets pass what the compiler does not, and the compiler needs no GPU."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-
-    from jumok.attention.kernels import lse, pooled_maps
-    from jumok.attention.kernels.common import launch_options
-
-    more = dict(more)
-    blocks = more.pop("blocks", choose_lse_blocks(Wide(width, kind), 1 << 17))  # type: ignore[arg-type]
-    wide = 128 // blocks.keys
+@pytest.mark.parametrize("kernel", [pooled_maps._pooled_kernel, lse._lse_kernel])
+def test_the_kernels_compile_for_hopper_and_fit(kernel: Any, width: int, dtype: str, options: dict[str, Any]) -> None:
+    options = dict(options)
+    blocks = options.pop("blocks", choose_lse_blocks(QueryShape(width, dtype), 1 << 17))  # type: ignore[arg-type]
+    tiles = 128 // blocks.keys
     constants = {"D": width, "BD": width, "BQ": blocks.queries, "BK": blocks.keys, "WIDTH": blocks.keys}
-    constants |= {"HEIGHT": min(128, blocks.queries), "UNROLL": min(wide, blocks.unroll), "EVEN": True}
-    constants |= {"ONE_TURN": wide <= blocks.unroll, "POLYNOMIALS": blocks.num_polynomials}
+    constants |= {"HEIGHT": min(128, blocks.queries), "UNROLL": min(tiles, blocks.unroll), "EVEN": True}
+    constants |= {"ONE_TURN": tiles <= blocks.unroll, "POLYNOMIALS": blocks.num_polynomials}
     constants |= {"PARTS": blocks.num_warps if blocks.sum_per_warp else 1}
-    constants |= {"CAUSAL": False, "WINDOWED": False, "HAS_KEY_MASK": False} | more
-    for function in (pooled_maps._pooled_kernel, lse._lse_kernel):
-        mine = {name: value for name, value in constants.items() if name in function.arg_names}
-        if function is pooled_maps._pooled_kernel:
-            mine["k_stride_r"] = width
-        types = {"q_ptr": f"*{kind}", "k_ptr": f"*{kind}", "key_mask_ptr": "*i1", "factor": "fp32"}
-        types |= {"row_starts_ptr": "*i32", "col_starts_ptr": "*i32"}
-        signature = {
-            name: "constexpr" if name in mine else types.get(name, "*fp32" if "_ptr" in name else "i32")
-            for name in function.arg_names
-        }
-        aligned = [
-            at
-            for at, name in enumerate(function.arg_names)
-            if name not in mine and (name.endswith("_ptr") or "stride" in name)
-        ]
-        source = triton.compiler.ASTSource(
-            function, signature, constexprs=mine, attrs={(at,): [["tt.divisibility", 16]] for at in aligned}
-        )
-        options = launch_options(blocks.num_warps, blocks.num_stages, blocks.max_registers)
-        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-        assert compiled.metadata.shared <= MAX_SHARED_MEMORY_BYTES
-        assert "wgmma.mma_async" in compiled.asm["ptx"]
-        assert "cp.async" in compiled.asm["ptx"]  # the next keys are on their way while these are worked on
-
-
-@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
-def test_in_the_interpreter() -> None:
-    source = Path(__file__).resolve().parents[2] / "src"
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    environment["PYTHONPATH"] = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "not gpu",
-        __file__,
-    ]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    constants |= {"CAUSAL": False, "WINDOWED": False, "HAS_KEY_MASK": False} | options
+    if kernel is pooled_maps._pooled_kernel:
+        constants["k_stride_r"] = width
+    types = {"q_ptr": f"*{dtype}", "k_ptr": f"*{dtype}", "key_mask_ptr": "*i1", "factor": "fp32"}
+    types |= {"row_starts_ptr": "*i32", "col_starts_ptr": "*i32"}
+    compiled = compile_for_hopper(
+        kernel,
+        constants,
+        types,
+        launch_options(blocks.num_warps, blocks.num_stages, blocks.max_registers),
+        aligned=[name for name in kernel.arg_names if "stride" in name],
+    )
+    assert compiled.metadata.shared <= MAX_SHARED_MEMORY_BYTES
+    assert "wgmma.mma_async" in compiled.asm["ptx"]
+    assert "cp.async" in compiled.asm["ptx"]  # the next keys are loaded while these are used
