@@ -82,7 +82,7 @@ def test_an_invalid_line_is_an_error_or_has_an_empty_line(aligner: WordAligner, 
     output = run_job(aligner, [path], on_error="skip")
     assert output.lines == [format_gold(pairs[0]), "", format_gold(pairs[1]), "", format_gold(pairs[2])]
     assert any("p.tsv:2: an empty target" in line for line in output.log)
-    assert any("p.tsv:4: another number of columns" in line for line in output.log)
+    assert any("p.tsv:4: wrong number of columns" in line for line in output.log)
 
 
 def test_a_pair_too_long_for_the_model_is_invalid(word_runs: dict[str, Run], tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_hub_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("line", "reason", "detail"),
     [
-        ("good\t1\textra", "another number of columns", "3, and the first line has 2"),
+        ("good\t1\textra", "wrong number of columns", "3, and the first line has 2"),
         ("\t1", "an empty text", ""),
         ("good\t ", "an empty label", ""),
         ("a\0b\t1", "a NUL character", "after 'a' in the text"),

@@ -270,7 +270,7 @@ def test_csv_row_of_several_lines_has_the_number_of_its_first(tmp_path: Path) ->
     assert examples[1] == TranslationExample("c", "C", f"{path}:9")
     assert skipped.first_locations == {
         "an empty target": f"{path}:7",
-        "another number of columns": f"{path}:8",
+        "wrong number of columns": f"{path}:8",
         "not CSV": f"{path}:10",
     }
 
@@ -283,8 +283,8 @@ def test_csv_row_of_several_lines_has_the_number_of_its_first(tmp_path: Path) ->
     [
         (b"dog\t", "an empty target"),
         (b" \xc2\x85\tHund", "an empty source"),
-        (b"dog", "another number of columns .1, and the first line has 2"),
-        (b"dog\tHund\tx", "another number of columns .3"),
+        (b"dog", "wrong number of columns .1, and the first line has 2"),
+        (b"dog\tHund\tx", "wrong number of columns .3"),
         (b"d\0g\tHund", "a NUL character .after 'd' in the source"),
         (b"dog\tH\xfcnd", "invalid UTF-8 .the byte 0xfc after 'H' in the target"),
     ],

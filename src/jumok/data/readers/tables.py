@@ -146,7 +146,7 @@ class DelimitedTable(Table):
                 is_header = False
             elif len(cells) != len(names):
                 detail = f"{len(cells)}, and the first line has {len(names)}"
-                yield InvalidExample(location, "another number of columns", detail)
+                yield InvalidExample(location, "wrong number of columns", detail)
             else:
                 yield _select_values(cells, indices, location)
 

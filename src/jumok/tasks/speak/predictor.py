@@ -111,7 +111,7 @@ class SpeechPredictor(SupervisedPredictor[SpeechPrediction, SpeechOptions]):
         """Speak a text of any length, sentence by sentence.
 
         The style is that of a recording, or a mix of style tokens: "3=0.4,5=0.3", or ``{3: 0.4, 5: 0.3}``. It
-        defaults to the mean style of the training data.
+        defaults to the style of the training recording nearest to the mean of all.
         """
         if isinstance(style_weights, Mapping):
             style_weights = ",".join(f"{number}={weight}" for number, weight in style_weights.items())
