@@ -167,3 +167,14 @@ def list_attentions(output: Any) -> list[Tensor]:
         return list(output.attentions)
     layers = zip(output.decoder_attentions, output.cross_attentions, strict=True)
     return [*output.encoder_attentions, *(weights for layer in layers for weights in layer)]
+
+
+def attend_with_sinks(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """Eager attention of transformers with a sink for each query: one more score, which belongs to no key."""
+    key, value = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (key, value))
+    scores = query @ key.mT * scaling + (0.0 if mask is None else mask)
+    sinks = 3 * query.sum(-1, keepdim=True)
+    weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+    return (weights @ value).transpose(1, 2).contiguous(), weights

@@ -13,7 +13,7 @@ from jumok.look.capture.watch import watch
 from jumok.look.views.ablation import knock_out
 
 transformers = pytest.importorskip("transformers", minversion="5")
-from tiny_models import build_inputs, build_model, random_ids  # noqa: E402
+from tiny_models import attend_with_sinks, build_inputs, build_model, random_ids  # noqa: E402
 
 NUM_NEW = 6  # tokens that are generated
 
@@ -99,6 +99,23 @@ def test_decoder(search: dict[str, Any], padded: bool) -> None:
         assert layer.query_tokens == layer.key_tokens
     assert captures[0].query_tokens is not None
     assert captures[0].query_tokens[0] == [f"w{i}" for i in sequences[0, :-1].tolist()]
+
+
+@pytest.mark.parametrize(
+    "search",
+    [{}, {"num_beams": 4, "num_return_sequences": 2}, {"use_cache": False}],
+    ids=["greedy", "beams", "no cache"],
+)
+def test_a_sink_for_each_query(search: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.llama import modeling_llama
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", attend_with_sinks)
+    model, prompt = build_model("llama"), random_ids(2, 5)
+    model.set_attn_implementation("eager")
+    sequences, captures = generate(model, input_ids=prompt, attention_mask=torch.ones_like(prompt), **search)
+    check_weights(captures, run_with_attentions(model, sequences))
+    assert captures[0].weights().sum(-1).min() < 0.9
+    assert all(call.weights().sum(-1).min() < 0.9 for call in captures.calls)
 
 
 def test_no_mask_without_padding() -> None:

@@ -83,6 +83,8 @@ class MergedCalls:
 
     def append(self, other: MergedCalls) -> None:
         self.calls.append(other.first_call)
+        if self.sink is not None and other.sink is not None and self.sink.dim() == 3:
+            self.sink = torch.cat([self.sink, other.sink], dim=2)
         self._fingerprints += other._fingerprints
         self.__dict__.pop("_merged_attention", None)
 
@@ -144,7 +146,7 @@ def is_same_tensor(first: Tensor, second: Tensor) -> bool:
 
 
 def add_sink(attention: CapturedAttention, sink: Tensor) -> CapturedAttention:
-    """Add one more score ``(H,)`` to the softmax of each row. Its weight goes to no key."""
+    """Add one more score, ``(H,)`` or ``(B, H, Q)``, to the softmax of each row. Its weight goes to no key."""
     batch, heads, queries, _ = attention.shape
     lse = attention.new_zeros(batch, heads, queries)
     for batch_index in range(batch):
@@ -154,7 +156,8 @@ def add_sink(attention: CapturedAttention, sink: Tensor) -> CapturedAttention:
         row_lse = attention.get_lse(batch_index, slice(0, heads), slice(0, queries))
         assert row_lse is not None
         lse[batch_index] = row_lse
-    lse_with_sink = torch.logaddexp(lse, sink.detach().to(lse).reshape(1, -1, 1))
+    sink = sink.detach().to(lse)
+    lse_with_sink = torch.logaddexp(lse, sink if sink.dim() == 3 else sink.reshape(1, -1, 1))
     return replace(attention, lse=lse_with_sink)
 
 

@@ -297,7 +297,7 @@ class GenerationLayer:
             self.last_step,
             attention.scale,
             attention.softcap,
-            call.sink,
+            None if call.sink is None else store.detach_tensor(call.sink),
         )
         return self.last_step
 

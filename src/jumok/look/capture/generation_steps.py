@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from jumok.look.capture.capture_store import add_sink
 from jumok.look.capture.captured_attention import CapturedAttention
@@ -33,7 +34,7 @@ class CapturedStep:
     previous: CapturedStep | None
     scale: float
     softcap: float | None
-    sink: Tensor | None
+    sink: Tensor | None  # (H,) or (R, H, Q)
 
     def iterate_back(self) -> Iterator[CapturedStep]:
         """Iterate over the step and those before it, latest first."""
@@ -50,6 +51,7 @@ class CapturedStep:
             self,
             part=part,
             new_keys=self.new_keys[:, :, :-num_tokens],
+            sink=self.sink[..., :-num_tokens] if self.sink is not None and self.sink.dim() == 3 else self.sink,
             token_ids=ids,
             num_keys=self.num_keys - num_tokens,
         )
@@ -86,8 +88,21 @@ class GenerationAttention:
     def attention(self) -> CapturedAttention:
         attentions = [self._generation.merge_steps(step, rows) for step, rows in self._final_steps]
         attention = attentions[0] if len(attentions) == 1 else merge_batch(attentions)
-        sink = self._final_steps[0][0].sink
+        sink = self._merge_sinks(attention.shape[2])
         return attention if sink is None else add_sink(attention, sink)
+
+    def _merge_sinks(self, num_queries: int) -> Tensor | None:
+        """Return the sinks of all steps, ``(H,)`` or ``(R, H, Q)``."""
+        first = self._final_steps[0][0].sink
+        if first is None or first.dim() == 1:
+            return first
+        sequences = []
+        for last_step, rows in self._final_steps:
+            path = self._generation.trace_rows(last_step, rows)
+            sinks = [step.sink[step_rows.to(step.sink.device)] for step, step_rows in path if step.sink is not None]
+            sink = torch.cat(sinks, dim=2)
+            sequences.append(F.pad(sink, (0, num_queries - sink.shape[2])))
+        return torch.cat(sequences)
 
     @functools.cached_property
     def query_ids(self) -> Tensor | None:

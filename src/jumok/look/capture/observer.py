@@ -18,7 +18,7 @@ class ObservedCall(NamedTuple):
     attention: CapturedAttention
     value: Tensor | None = None  # (B, G, K, Dv)
     kind: str | None = None  # "self", "cross" or "channel", if the call determines it
-    sink: Tensor | None = None  # (H,) a score in the softmax of every row that belongs to no key
+    sink: Tensor | None = None  # (H,) or (B, H, Q): a score in the softmax of every row that belongs to no key
     score_tensors: tuple[Tensor, ...] = ()  # read by the attention's score function or score mod
     is_bhqk: bool = True  # if scores were modified: their axes are known to be (B, H, Q, K)
 

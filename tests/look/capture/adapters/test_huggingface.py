@@ -13,9 +13,10 @@ from torch import Tensor
 from jumok.errors import InputError
 from jumok.look.capture.captures import Captures
 from jumok.look.capture.watch import watch
+from jumok.look.views.ablation import knock_out
 
 transformers = pytest.importorskip("transformers", minversion="5")
-from tiny_models import build_inputs, build_model, list_attentions, random_ids  # noqa: E402
+from tiny_models import attend_with_sinks, build_inputs, build_model, list_attentions, random_ids  # noqa: E402
 
 LAYER_NAMES = {
     "bert": ["encoder.layer.0.attention.self", "encoder.layer.1.attention.self"],
@@ -166,6 +167,19 @@ def test_eager_attention_that_modifies_its_scores(rows: slice, monkeypatch: pyte
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", attend_with_bias)
     model, inputs = build_model("llama"), build_inputs("llama")
     check_weights(model, inputs, compute_attentions(model, inputs))
+
+
+def test_a_sink_for_each_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.llama import modeling_llama
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", attend_with_sinks)
+    model, inputs = build_model("llama"), build_inputs("llama")
+    captures = check_weights(model, inputs, compute_attentions(model, inputs))
+    assert captures[0].weights().sum(-1).min() < 0.9
+    with knock_out(model, {"model.layers.0.self_attn": [(6, 4)]}), watch(model) as captures:
+        expected = list_attentions(run(model, inputs, output_attentions=True))
+    assert not captures[0].weights(rows=[6], cols=[4]).any()
+    assert_weights_equal(captures, expected)
 
 
 def test_keys_of_grouped_queries_are_stored_once() -> None:

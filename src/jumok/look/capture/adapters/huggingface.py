@@ -108,9 +108,14 @@ def _run_eager(site: CallSite, call: _ImplementationCall, run: Function) -> Any:
         if bias is not None:
             mask = bias if mask is None else bias + mask
         attention = CapturedAttention(call.query, call.key, call.scale, call.options.get("softcap"), mask)
-        if len(scores) == 1 and scores[0].dim() == 4 and not _scores_match(attention, scores[0]):
-            return ObservedCall(CapturedAttention.from_scores(scores[0]))  # this model modifies its scores
-        return ObservedCall(attention, sink=getattr(call.module, "sinks", None))
+        sink, num_keys = getattr(call.module, "sinks", None), call.key.shape[2]
+        if len(scores) == 1 and scores[0].dim() == 4 and not _scores_match(attention, scores[0], sink):
+            # This model modifies its scores, or has a sink for each query.
+            if scores[0].shape[3] == num_keys + 1:
+                sink = scores[0][..., -1]
+                return ObservedCall(CapturedAttention.from_scores(scores[0][..., :-1]), sink=sink)
+            return ObservedCall(CapturedAttention.from_scores(scores[0]))
+        return ObservedCall(attention, sink=sink)
 
     observed = site.read_call(read_call)
     if observed is not None:
@@ -118,19 +123,25 @@ def _run_eager(site: CallSite, call: _ImplementationCall, run: Function) -> Any:
     return out
 
 
-def _scores_match(attention: CapturedAttention, scores: Tensor) -> bool:
+def _scores_match(attention: CapturedAttention, scores: Tensor, sink: Tensor | None) -> bool:
     """Return whether these are the scores of the softmax that ran, by comparing some rows.
 
     The scores of a sink may follow those of the keys.
     """
     batch, heads, queries, keys = attention.shape
-    if scores.shape[:3] != attention.shape[:3] or scores.shape[3] - keys not in (0, 1):
+    has_sink = scores.shape[3] == keys + 1
+    if scores.shape[:3] != attention.shape[:3] or scores.shape[3] != keys + has_sink:
+        return False
+    if has_sink and (not isinstance(sink, Tensor) or sink.shape != (heads,)):
         return False
     rows = torch.tensor([0, queries // 2, queries - 1], device=scores.device)
     for batch_index in {0, batch - 1}:
         expected = attention.compute_weights(batch_index, slice(heads - 1, heads), rows, slice(0, keys))[0]
-        actual = scores[batch_index, -1, rows, :keys].detach().to(expected.dtype).softmax(-1)
         has_keys = expected.any(-1)  # rows without a visible key are not compared
+        lse = attention.get_lse(batch_index, slice(heads - 1, heads), rows)
+        if has_sink and sink is not None and lse is not None:
+            expected = expected * (lse[0] - sink.detach()[-1].to(lse)).sigmoid()[:, None]
+        actual = scores[batch_index, -1, rows].detach().to(expected.dtype).softmax(-1)[:, :keys]
         if not bool(((actual - expected).abs().amax(-1) < WEIGHT_TOLERANCE)[has_keys].all()):
             return False
     return True
