@@ -1,30 +1,28 @@
-"""How fast does a hierarchical attention network read and learn documents, and how well does TF-IDF?
+"""Speed of a hierarchical attention network, and baselines of document classification.
 
     python bench/classify.py [--section training|inference|baselines|all] [--quick] [--out file.json] [RUN …]
 
-training     reviews of IMDB, beside a network written as one writes it first: padded to the longest sentence
-             and document of a batch (padded.py), in batches of 64 as in the paper
-inference    the same, of IMDB's test data in the order of the file, and sorted; some batches from everywhere
-baselines    TF-IDF and logistic regression (tfidf.py) on IMDB, its ratings, AG News and NSMC; runs of
-             `jumok train` that are given stand beside it, with what `jumok eval` found
+training     training on IMDB reviews, compared with a straightforward implementation that pads to the longest
+             sentence and document of a batch (padded_network.py), in batches of 64 as in the paper
+inference    inference on test reviews of IMDB, in file order and sorted; batches from the whole split
+baselines    TF-IDF and logistic regression (tfidf.py) on IMDB, its ratings, AG News and NSMC, compared with
+             the `jumok eval` scores of the given runs of `jumok train`
 
-Before anything is measured, both networks get the same weights, and must say the same to 1e-5 in float32.
-Both are measured in documents a second over the same documents. A step of training is what a training step
-is: a batch from the host to the device, loss, gradients, clipping, AdamW (fused), by autocast in bfloat16 on
-CUDA. Ours is the step and the batches of `jumok train`. The padded one is measured with its GRUs over padding
-and with packed ones, and compared with is the faster. Where IMDB is not found, documents of like lengths are
-drawn. Without a GPU, training is small, and its figures only show that the code runs.
+Before measuring, both networks get the same weights, and their outputs must be equal to 1e-5 in float32. Both
+are measured in documents per second on the same documents. A training step copies a batch from the host to the
+device and computes loss, gradients, clipping and AdamW (fused), by autocast in bfloat16 on CUDA. Our steps and
+batches are those of `jumok train`. The padded network is measured with GRUs on padded and on packed sequences;
+ratios are to the faster one. Without IMDB, random documents of similar lengths are used. Without a GPU, training
+is small, and only shows that the code runs.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import os
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,346 +31,286 @@ import report as r
 import tfidf
 import torch
 from padded_network import Block, PaddedNetwork
-from report import Report, Row, Run, ratio
-from reviews import Reviews, reviews
+from report import Report, Row, Run, Settings, ratio
+from reviews import Reviews, load_reviews
 from torch import Tensor, nn
-from training import Plan
+from training_runs import TrainingRun, Way, build_learner_round, measure_way, pin_batch
 
 from jumok.data.batching.documents import DocumentBatcher
 from jumok.models.hierarchical import HierarchicalAttentionNetwork, HierarchicalConfig
 from jumok.training.config import TrainConfig
-from jumok.training.distributed import DistributedRanks
-from jumok.training.learner import Learner
-from jumok.training.prefetch import StepBatches, pin_memory
 
-EQUAL = 1e-5  # the most that outputs in float32 may differ by
-PAPER = 64  # documents of a batch
-LEAST_LEFT = 20  # seconds, on a GPU: with fewer left a way is left out
-TURNS = 5
-RATE, DECAY, CLIP = 1e-3, 1e-2, 1.0
-Numbers = list[int]
+MAX_DIFFERENCE = 1e-5  # of outputs in float32
+PAPER_BATCH_SIZE = 64  # documents
+NUM_TURNS = 5
+LEARNING_RATE, WEIGHT_DECAY, MAX_GRAD_NORM = 1e-3, 1e-2, 1.0
+Indices = list[int]
 
 
-def network(vocabulary: int, plan: Plan) -> HierarchicalAttentionNetwork:
+def build_network(vocab_size: int, settings: Settings) -> HierarchicalAttentionNetwork:
     torch.manual_seed(0)
     config = HierarchicalConfig()
-    if plan.quick:
+    if settings.quick:
         config = HierarchicalConfig(embedding_width=8, width=4, attention_width=8)
-    return HierarchicalAttentionNetwork(config, vocabulary, 2)
+    return HierarchicalAttentionNetwork(config, vocab_size, 2)
 
 
-def fixed(documents: int, order: Sequence[int], size: int) -> list[Numbers]:
-    """Batches of so many documents, in that order."""
-    return [list(order[at : at + size]) for at in range(0, documents, size)]
+def split_into_batches(order: Sequence[int], size: int) -> list[Indices]:
+    """Split documents into batches of equal size."""
+    return [list(order[start : start + size]) for start in range(0, len(order), size)]
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """Which documents are read together."""
-
-    batches: list[Numbers]
-
-    def costs(self, texts: Reviews, layout: str) -> dict[str, Any]:
-        """How many batches there are, their steps one after the other, the share of real words."""
-        lengths = [[[len(s) for s in texts.documents[n]] for n in batch] for batch in self.batches]
-        longest = [max(max(document) for document in batch) for batch in lengths]
-        most = [max(map(len, batch)) for batch in lengths]
-        told: dict[str, Any] = {"batches": len(lengths), "steps": sum(longest) + sum(most)}
-        if layout == "padded":
-            places = sum(len(b) * s * w for b, s, w in zip(lengths, most, longest, strict=True))
-            told["real"] = sum(texts.words) / places
-        return told
+def describe_batches(batches: Sequence[Indices], texts: Reviews, layout: str) -> dict[str, Any]:
+    """Return the number of batches, the number of sequential GRU steps, and the share of real words."""
+    lengths = [[[len(sentence) for sentence in texts.documents[n]] for n in batch] for batch in batches]
+    max_words = [max(max(document) for document in batch) for batch in lengths]
+    max_sentences = [max(map(len, batch)) for batch in lengths]
+    result: dict[str, Any] = {"batches": len(lengths), "steps": sum(max_words) + sum(max_sentences)}
+    if layout == "padded":
+        padded = sum(len(b) * s * w for b, s, w in zip(lengths, max_sentences, max_words, strict=True))
+        result["real"] = sum(texts.num_words) / padded
+    return result
 
 
-# --------------------------------------------------------------------------------------- is it the same?
+# ------------------------------------------------------------------------------------- equality of outputs
 
 
-def check(plan: Plan, ours: HierarchicalAttentionNetwork, texts: Reviews) -> dict[str, float]:
-    """How far both are apart in float32, where they may not be; an error if it is too far.
+def check(settings: Settings, ours: HierarchicalAttentionNetwork, texts: Reviews) -> dict[str, float]:
+    """Return how far the outputs of both networks differ in float32; raise an error if it is too far.
 
-    With the weights that both begin with; and, of the packed one, with any.
+    The padded GRU is checked with the initial weights, and the packed one with other weights too.
     """
-    numbers = list(range(min(len(texts.documents), PAPER)))
-    some = texts.some(numbers)
-    batch = DocumentBatcher(some.documents, some.labels, max_tokens=1, seed=1).collate(numbers).to(plan.device)
-    block = Block.of(some.documents, some.labels).to(plan.device)
-    moved = HierarchicalAttentionNetwork(ours.config, texts.vocabulary, 2).to(plan.device).eval()
-    moved.load_state_dict(ours.state_dict())
-    told: dict[str, float] = {}
-    exactly = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    try:
+    indices = list(range(min(len(texts.documents), PAPER_BATCH_SIZE)))
+    subset = texts.select(indices)
+    batch = DocumentBatcher(subset.documents, subset.labels, max_tokens=1, seed=1).collate(indices)
+    batch = batch.to(settings.device)
+    block = Block.from_documents(subset.documents, subset.labels).to(settings.device)
+    model = HierarchicalAttentionNetwork(ours.config, texts.vocab_size, 2).to(settings.device).eval()
+    model.load_state_dict(ours.state_dict())
+    differences: dict[str, float] = {}
+    with r.without_tf32():
         for name, packed in (("padded", False), ("packed", True), ("packed, other weights", True)):
             if "other" in name:
                 with torch.no_grad():
-                    for parameter in moved.parameters():
+                    for parameter in model.parameters():
                         parameter += 0.1 * torch.randn_like(parameter)
-            theirs = PaddedNetwork.like(moved, packed).to(plan.device)
+            theirs = PaddedNetwork.copy_of(model, packed).to(settings.device)
             with torch.inference_mode():
-                told[name] = float((moved.logits(batch) - theirs(block)).abs().max())
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = exactly
-    if not max(told.values(), key=r.nan_last) <= EQUAL:
-        raise RuntimeError(f"the networks do not say the same: they differ by {told}")
-    return told
+                differences[name] = float((model.logits(batch) - theirs(block)).abs().max())
+    if not max(differences.values(), key=r.nan_last) <= MAX_DIFFERENCE:
+        raise RuntimeError(f"the outputs of the networks must be equal, but differ by {differences}")
+    return differences
 
 
 # ---------------------------------------------------------------------------------------------- training
 
 
-@dataclass(frozen=True)
-class Way:
-    name: str
-    chosen: Chosen
-    make: Callable[[], Run]  # a round over all batches, which gives the losses
-    layout: str
-
-
-def training(report: Report, plan: Plan) -> None:
-    texts = reviews("train", 12 if plan.quick else None)
-    many = 4096 if plan.on_gpu else 12 if plan.quick else 64
-    chance = np.random.default_rng(0)
-    texts = texts.some(chance.permutation(len(texts.documents))[:many].tolist())
-    size = 3 if plan.quick else PAPER if plan.on_gpu else 8
-    words = np.array(texts.words)
-    ours = network(texts.vocabulary, plan)
-    row = report.row("training", f"{many} documents, {texts.origin}", dtype=str(plan.dtype))
-    row |= {"documents": many, "words": int(words.sum()), "size": size, "vocabulary": texts.vocabulary}
+def training(report: Report, settings: Settings) -> None:
+    texts = load_reviews("train", 12 if settings.quick else None)
+    count = 4096 if settings.on_gpu else 12 if settings.quick else 64
+    rng = np.random.default_rng(0)
+    texts = texts.select(rng.permutation(len(texts.documents))[:count].tolist())
+    size = 3 if settings.quick else PAPER_BATCH_SIZE if settings.on_gpu else 8
+    words = np.array(texts.num_words)
+    ours = build_network(texts.vocab_size, settings)
+    row = report.row("training", f"{count} documents, {texts.origin}", dtype=str(settings.dtype))
+    row |= {"documents": count, "words": int(words.sum()), "size": size, "vocabulary": texts.vocab_size}
     row["config"] = dataclasses.asdict(ours.config)
-    report.note(row, differs=check(plan, ours, texts))
+    report.note(row, differs=check(settings, ours, texts))
 
     budget = int(size * words.mean())
     row["budget"] = budget
     by_size, by_steps = (
         {
-            times: DocumentBatcher(
-                texts.documents, texts.labels, max_tokens=times * budget, seed=1, group_by_steps=steps
+            factor: DocumentBatcher(
+                texts.documents, texts.labels, max_tokens=factor * budget, seed=1, group_by_steps=steps
             )
-            for times in (1, 4)
+            for factor in (1, 4)
         }
         for steps in (False, True)
     )
-    random = Chosen(fixed(many, range(many), size))
-    alike = Chosen(fixed(many, np.argsort(words, kind="stable").tolist(), size))
-    shuffled = Chosen([alike.batches[n] for n in chance.permutation(len(alike.batches))])
+    random = split_into_batches(range(count), size)
+    sorted_batches = split_into_batches(np.argsort(words, kind="stable").tolist(), size)
+    similar = [sorted_batches[n] for n in rng.permutation(len(sorted_batches))]
+    packed_batches = [index.tolist() for index in by_steps[1].batches(0)]
 
-    def our(name: str, data: DocumentBatcher) -> Way:
-        chosen = Chosen([index.tolist() for index in data.batches(0)])
-        return Way(name, chosen, lambda: learning(plan, ours, data, chosen), "packed")
+    def measure(way: Way, batches: Sequence[Indices], layout: str) -> None:
+        result, rounds = measure_way(report, row, way, "documents", "documents_s")
+        if "ms" in result:
+            result |= {"layout": layout, **describe_batches(batches, texts, layout)}
+            result["end"] = statistics.fmean(float(loss) for loss in rounds[0][-4:])
+            report.save()
 
-    def their(name: str, chosen: Chosen, packed: bool) -> Way:
+    def measure_ours(name: str, data: DocumentBatcher) -> None:
+        batches = [index.tolist() for index in data.batches(0)]
+        measure(Way(name, lambda: build_our_round(settings, ours, data, batches)), batches, "packed")
+
+    def measure_padded(name: str, batches: list[Indices], packed: bool) -> None:
         name = f"{name}, packed GRU" if packed else name
-        return Way(name, chosen, lambda: learning_padded(plan, ours, texts, chosen, packed), "padded")
+        measure(Way(name, lambda: build_padded_round(settings, ours, texts, batches, packed)), batches, "padded")
 
-    ways = [our("ours", by_steps[1]), their("padded", random, False)]
-    ways += [their("padded, like lengths", shuffled, False), their("padded", random, True)]
-    ways += [our("ours, 4 × the words", by_steps[4]), our("ours, by size", by_size[1])]
-    ways += [their("padded, by steps", ways[0].chosen, packed) for packed in (False, True)]
-    ways += [their("padded, like lengths", shuffled, True)]
-    for way in ways:
-        measure(report, row, way, texts)
+    measure_ours("ours", by_steps[1])
+    measure_padded("padded", random, False)
+    measure_padded("padded, like lengths", similar, False)
+    measure_padded("padded", random, True)
+    measure_ours("ours, 4 × the words", by_steps[4])
+    measure_ours("ours, by size", by_size[1])
+    measure_padded("padded, by steps", packed_batches, False)
+    measure_padded("padded, by steps", packed_batches, True)
+    measure_padded("padded, like lengths", similar, True)
 
 
-def learning(plan: Plan, start: HierarchicalAttentionNetwork, data: DocumentBatcher, chosen: Chosen) -> Run:
-    """Ours: a round of the steps of `jumok train`."""
-    model = HierarchicalAttentionNetwork(start.config, start.embedding.num_embeddings, start.output.out_features)
-    model.load_state_dict(start.state_dict())
-    settings = TrainConfig(
+def build_our_round(
+    settings: Settings, initial: HierarchicalAttentionNetwork, data: DocumentBatcher, batches: list[Indices]
+) -> TrainingRun:
+    model = HierarchicalAttentionNetwork(initial.config, initial.embedding.num_embeddings, initial.output.out_features)
+    model.load_state_dict(initial.state_dict())
+    config = TrainConfig(
         optimizer="adamw",
-        learning_rate=RATE,
-        weight_decay=DECAY,
-        max_grad_norm=CLIP,
+        learning_rate=LEARNING_RATE,
+        weight_decay=WEIGHT_DECAY,
+        max_grad_norm=MAX_GRAD_NORM,
         schedule="constant",
         warmup_steps=0,
     )
-    learner = Learner(model, settings, DistributedRanks(device=plan.device), None)
-    made = [data.collate(numbers) for numbers in chosen.batches]
-    works = [StepBatches(0, at, (0, at + 1), [(held(plan, batch), 1)]) for at, batch in enumerate(made)]
-    step = 0
-
-    def run() -> list[Tensor]:
-        nonlocal step
-        losses = []
-        for work in works:
-            step += 1
-            told = learner.step(work, step)
-            losses.append(told[0] / told[1])
-        return losses
-
-    return run
+    return build_learner_round(settings, model, config, [data.collate(indices) for indices in batches])
 
 
-def learning_padded(
-    plan: Plan, start: HierarchicalAttentionNetwork, texts: Reviews, chosen: Chosen, packed: bool
-) -> Run:
-    model = PaddedNetwork.like(start, packed).to(plan.device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=DECAY, fused=True)
-    blocks = []
-    for numbers in chosen.batches:
-        some = texts.some(numbers)
-        blocks.append(held(plan, Block.of(some.documents, some.labels)))
+def build_padded_round(
+    settings: Settings, initial: HierarchicalAttentionNetwork, texts: Reviews, batches: list[Indices], packed: bool
+) -> TrainingRun:
+    model = PaddedNetwork.copy_of(initial, packed).to(settings.device).train()
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY, fused=True
+    )
+    subsets = [texts.select(indices) for indices in batches]
+    blocks = [pin_batch(settings, Block.from_documents(subset.documents, subset.labels)) for subset in subsets]
 
     def step(block: Block) -> Tensor:
-        with plan.autocast():
-            loss = model.loss(block.to(plan.device))
+        with settings.autocast():
+            loss = model.loss(block.to(settings.device))
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
         optimizer.step()
         optimizer.zero_grad()
         return loss.detach()
 
-    return lambda: [step(block) for block in blocks]
+    return TrainingRun(lambda: [step(block) for block in blocks])
 
 
-def held(plan: Plan, batch: Any) -> Any:
-    """A batch on the host, as the threads of a training loop leave it."""
-    return pin_memory(batch) if plan.on_gpu else batch
-
-
-def measure(report: Report, row: Row, way: Way, texts: Reviews) -> None:
-    """Make one way and measure it, and leave nothing of it behind."""
-    if report.left < (LEAST_LEFT if report.device.type == "cuda" else 0):
-        return report.failed(row, way.name, f"skipped, {report.left:.0f} s are left")
-    losses: list[list[float]] = []
-    try:
-        made = way.make()
-
-        def run() -> None:
-            found = made()
-            if not losses:  # the first round
-                losses.append([float(x) for x in found])
-
-        found = report.measure(row, way.name, run, hide_launches=False)
-    except Exception as error:
-        report.failed(row, way.name, r.short(error))
-    else:
-        found |= {"layout": way.layout, **way.chosen.costs(texts, way.layout)}
-        if losses:
-            found |= {"start": losses[0][0], "end": statistics.fmean(losses[0][-4:])}
-        if "ms" in found:
-            found["documents_s"] = row["documents"] / found["ms"] * 1e3
-    r.tidy(report.device)
-    return report.save()
-
-
-def faster(ways: dict[str, Any], name: str) -> str | None:
-    """Of the padded ones with and without packed GRUs, the faster."""
+def choose_faster(ways: dict[str, Any], name: str) -> str | None:
+    """Return the faster one of a padded way with and without packed GRUs."""
     return r.fastest(ways, [name, f"{name}, packed GRU"])[0]
 
 
 def training_tables(rows: list[Row]) -> None:
     for row in rows:
         ways = row["ways"]
-        bases = {name: faster(ways, name) for name in ("padded", "padded, like lengths")}
-        row["ratios"] = {
-            f"{name} / {base}": ratio(r.get(ways, name), r.get(ways, base))
-            for name in ways
-            for base in bases.values()
-            if name.startswith("ours") and base
-        }
+        bases = {name: choose_faster(ways, name) for name in ("padded", "padded, like lengths")}
+        row["ratios"] = r.ratios_to_peers(ways, [base for base in bases.values() if base])
         lines = []
         for name, way in ways.items():
-            speed = [way.get(what) for what in ("documents_s", "ms")]
-            sizes = [f"{way[what]:,}" if what in way else "–" for what in ("batches", "steps")]
+            speed = [way.get(key) for key in ("documents_s", "ms")]
+            counts = [f"{way[key]:,}" if key in way else "–" for key in ("batches", "steps")]
             share = f"{way['real']:.1%}" if "real" in way else "all"
-            times = [ratio(r.get(ways, base), way.get("ms")) for base in bases.values()]
-            lines.append([name, *speed, *sizes, share, way.get("mib"), way.get("end"), *times])
+            faster = [ratio(r.get(ways, base), way.get("ms")) for base in bases.values()]
+            lines.append([name, *speed, *counts, share, way.get("mib"), way.get("end"), *faster])
         head = ["way", "documents/s", "ms", "batches", "steps", "real", "MiB", "loss", "× a", "× b"]
-        r.table(f"Training, {row['case']}, a round", head, lines)
-        for mark, (name, base) in zip("ab", bases.items(), strict=True):
-            print(f"  times as fast as {mark}: {base or name + ' (not measured)'}")
-        told_differs(row)
-        print(f"  batches of ours have {row['budget']:,} words, as {row['size']} documents have on average")
+        r.table(f"Training, {row['case']}, one round", head, lines)
+        r.print_peers([base or f"{name} (not measured)" for name, base in bases.items()])
+        print_differences(row)
+        print(f"  our batches have {row['budget']:,} words, the mean of {row['size']} documents")
 
 
-def told_differs(row: Row) -> None:
-    """Print what :func:`check` found."""
+def print_differences(row: Row) -> None:
     if "differs" in row:
-        told = ", ".join(f"{name} {x:.0e}" for name, x in row["differs"].items())
-        print(f"  with equal weights outputs differ by: {told}")
+        print(f"  with equal weights, outputs differ by: {r.format_values(row['differs'], '.0e')}")
 
 
 # --------------------------------------------------------------------------------------------- inference
 
 
-def inference(report: Report, plan: Plan) -> None:
-    texts = reviews("test", 12 if plan.quick else None)
-    size, many = (3, 2) if plan.quick else (PAPER, 8)
-    ours = network(texts.vocabulary, plan).eval()
-    differs = check(plan, ours, texts)
-    ours = ours.to(plan.device)
+def inference(report: Report, settings: Settings) -> None:
+    texts = load_reviews("test", 12 if settings.quick else None)
+    size, count = (3, 2) if settings.quick else (PAPER_BATCH_SIZE, 8)
+    ours = build_network(texts.vocab_size, settings).eval()
+    differs = check(settings, ours, texts)
+    ours = ours.to(settings.device)
     orders = {
         "in the order of the file": list(range(len(texts.documents))),
-        "sorted by their words": np.argsort(texts.words, kind="stable").tolist(),
+        "sorted by their words": np.argsort(texts.num_words, kind="stable").tolist(),
     }
     for name, order in orders.items():
-        every = fixed(len(order) // size * size, order, size)
-        # Some of them, from everywhere.
-        chosen = Chosen([every[int((at + 0.5) * len(every) / many)] for at in range(many)])
-        some = texts.some([n for batch in chosen.batches for n in batch])
-        batches = Chosen(fixed(many * size, range(many * size), size))
+        batches = split_into_batches(order[: len(order) // size * size], size)
+        spread = [batches[int((n + 0.5) * len(batches) / count)] for n in range(count)]
+        subset = texts.select([n for batch in spread for n in batch])
+        batches = split_into_batches(range(count * size), size)
         row = report.row("inference", name, "float32", origin=texts.origin, differs=differs)
-        row |= {"documents": many * size, "words": sum(some.words), "size": size}
-        row |= {"load": os.getloadavg()[0], **batches.costs(some, "padded")}
-        read_in_turn(report, row, plan, ours, some, batches)
+        row |= {"documents": count * size, "words": sum(subset.num_words), "size": size}
+        row |= {"load": os.getloadavg()[0], **describe_batches(batches, subset, "padded")}
+        compare(report, row, settings, ours, subset, batches)
 
 
-def read_in_turn(
-    report: Report, row: Row, plan: Plan, ours: HierarchicalAttentionNetwork, texts: Reviews, chosen: Chosen
+def compare(
+    report: Report,
+    row: Row,
+    settings: Settings,
+    ours: HierarchicalAttentionNetwork,
+    texts: Reviews,
+    index_batches: list[Indices],
 ) -> None:
-    """The padded one both ways, once each; then ours and the faster of them in turns."""
+    """Measure the padded network with both kinds of GRU once; then ours and the faster of these in turns."""
     data = DocumentBatcher(texts.documents, texts.labels, max_tokens=1, seed=1)
-    batches = [data.collate(numbers).to(plan.device) for numbers in chosen.batches]
-    somes = [texts.some(numbers) for numbers in chosen.batches]
-    blocks = [Block.of(some.documents, some.labels).to(plan.device) for some in somes]
+    batches = [data.collate(indices).to(settings.device) for indices in index_batches]
+    subsets = [texts.select(indices) for indices in index_batches]
+    blocks = [Block.from_documents(subset.documents, subset.labels).to(settings.device) for subset in subsets]
 
-    def their(packed: bool) -> list[Run]:
-        model = PaddedNetwork.like(ours, packed).to(plan.device)
+    def build_calls(packed: bool) -> list[Run]:
+        model = PaddedNetwork.copy_of(ours, packed).to(settings.device)
         return [functools.partial(model, block) for block in blocks]
 
-    calls = {"padded, packed GRU": their(True), "padded": their(False)}
+    calls = {"padded, packed GRU": build_calls(True), "padded": build_calls(False)}
     with torch.inference_mode():
-        for name, each in calls.items():
-            if report.left <= 0:
-                report.failed(row, name, "skipped, the time was up")
+        for name, batch_calls in calls.items():
+            if report.seconds_left <= 0:
+                report.failed(row, name, r.TIME_LIMIT)
                 continue
-            took(report, row, name, [sum(r._clocked(call) for call in each) * 1e3])
+            record(report, row, name, [sum(r.time_call(call) for call in batch_calls) * 1e3])
         best, _ = r.fastest(row["ways"], list(calls))
         if best is not None:
             both = {"ours": [functools.partial(ours.logits, batch) for batch in batches], best: calls[best]}
-            in_turn(report, row, both, 3 if plan.quick else TURNS)
+            measure_in_turns(report, row, both, 3 if settings.quick else NUM_TURNS)
 
 
-def in_turn(report: Report, row: Row, calls: dict[str, list[Run]], turns: int) -> None:
-    """Measure ours and another way: a turn is one batch after the other, each read by both.
+def measure_in_turns(report: Report, row: Row, calls: dict[str, list[Run]], turns: int) -> None:
+    """Measure ours and another way. In each turn, both process one batch after the other.
 
-    On a CPU others may work at any time; so they slow down both alike. The median of the ratios within a turn
-    is noted as ``in_turn``, the least and the most of them as ``spread``, the ratio of the shortest times as
-    ``best``.
+    Other processes may run at any time; in turns they slow down both ways alike. ``in_turn`` is the median of
+    the ratios within a turn, ``spread`` the least and the largest of them, ``best`` the ratio of the shortest times.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(turns + 1):
-        if report.left <= 0 and turn > 1:
+        if report.seconds_left <= 0 and turn > 1:
             break
-        taken = dict.fromkeys(calls, 0.0)
+        totals = dict.fromkeys(calls, 0.0)
         for batch in zip(*calls.values(), strict=True):
             for name, call in zip(calls, batch, strict=True):
-                taken[name] += r._clocked(call) * 1e3
-        for name in calls if turn else ():  # the first one makes things ready
-            times[name].append(taken[name])
-    for name, found in times.items():
-        took(report, row, name, found)
-    one, other = times.values()
-    ratios = [y / x for x, y in zip(one, other, strict=True)]
+                totals[name] += r.time_call(call) * 1e3
+        for name in calls if turn else ():  # the first one warms up
+            times[name].append(totals[name])
+    for name, values in times.items():
+        record(report, row, name, values)
+    ours, theirs = times.values()
+    ratios = [y / x for x, y in zip(ours, theirs, strict=True)]
     row |= {"in_turn": statistics.median(ratios), "spread": [min(ratios), max(ratios)]}
-    row |= {"best": min(other) / min(one), "against": list(times)[1]}
+    row |= {"best": min(theirs) / min(ours), "against": list(times)[1]}
     report.save()
 
 
-def took(report: Report, row: Row, name: str, times: list[float]) -> None:
-    way = row["ways"][name] = r._spread(times)
+def record(report: Report, row: Row, name: str, times: list[float]) -> None:
+    way = row["ways"][name] = r.summarize(times)
     way["documents_s"] = row["documents"] / way["ms"] * 1e3
-    report.say(f"inference  {row['case']}  {name}: {r.number(way['ms'])} ms")
+    report.log(f"inference  {row['case']}  {name}: {r.number(way['ms'])} ms")
     report.save()
 
 
@@ -387,69 +325,68 @@ def inference_tables(rows: list[Row]) -> None:
         lines.append([row["case"], f"{row['real']:.1%}", *rates, row.get("in_turn"), spread, row.get("best")])
     if not rows:
         return
-    head = ["documents", "real", *names, "times", "spread", "best"]
+    head = ["documents", "real", *names, "× median", "spread", "× best"]
     first = rows[0]
     title = f"Inference, {first['documents']} documents of {first['origin']}, batches of {first['size']}"
-    r.table(f"{title}: documents a second", head, lines)
-    print(f"  times as fast as the faster of both padded ones, in turns: {first.get('against', 'none')}")
-    # The padded one may sort what it reads; ours need not.
-    rates = [r.get(rows[-1]["ways"], faster(rows[-1]["ways"], "padded"), "documents_s"),
+    r.table(f"{title}: documents per second", head, lines)
+    print(f"  times as fast, in turns with the faster padded network: {first.get('against', 'none')}")
+    # A padded network needs sorted documents to be fast; ours does not.
+    rates = [r.get(rows[-1]["ways"], choose_faster(rows[-1]["ways"], "padded"), "documents_s"),
              r.get(first["ways"], "ours", "documents_s")]  # fmt: skip
-    across = ratio(rates[1], rates[0])
-    if len(rows) == 2 and across:
-        first["ratios"]["ours as they come / padded, sorted"] = 1 / across
-        print(f"  ours as they come, beside the padded one over sorted documents: {r.number(across)} times")
-    told_differs(first)
-    loads = [row["load"] for row in rows]
-    print(f"  processes at work before each, ours among them: {min(loads):.1f} to {max(loads):.1f}")
+    speedup = ratio(rates[1], rates[0])
+    if len(rows) == 2 and speedup:
+        first["ratios"]["ours, unsorted / padded, sorted"] = 1 / speedup
+        print(f"  ours in file order is {r.number(speedup)} times as fast as the padded network on sorted documents")
+    print_differences(first)
+    r.print_loads(rows)
 
 
 # --------------------------------------------------------------------------------------------- baselines
 
 
-def baselines(report: Report, plan: Plan, runs: Sequence[Path] = (), only: Sequence[str] = tuple(tfidf.TASKS)) -> None:
-    """TF-IDF on each of the data sets that are found; and what runs of ours came to."""
-    beside = tfidf.load_scores(runs)
-    for name, make in tfidf.TASKS.items():
-        if name not in only:
-            continue
-        row = report.row("baselines", name, runs=[told for told in beside if told["task"] == name])
-        if report.left <= 0:
-            report.failed(row, "TF-IDF", "skipped, the time was up")
+def baselines(
+    report: Report, settings: Settings, runs: Sequence[Path] = (), names: Sequence[str] = tuple(tfidf.TASKS)
+) -> None:
+    """Evaluate TF-IDF on each data set that is found, and note the scores of our runs."""
+    run_scores = tfidf.load_scores(runs)
+    for name in names:
+        row = report.row("baselines", name, runs=[scores for scores in run_scores if scores["task"] == name])
+        if report.seconds_left <= 0:
+            report.failed(row, "TF-IDF", r.TIME_LIMIT)
             continue
         try:
-            task = make()
-            if plan.quick:
-                task = task.smaller(200)
-            found = tfidf.judged(task, lambda text, name=name: report.say(f"baselines  {name}  {text}"))
+            task = tfidf.TASKS[name]()
+            if settings.quick:
+                task = task.subset(200)
+            result = tfidf.evaluate(task, lambda text, name=name: report.log(f"baselines  {name}  {text}"))
         except Exception as error:
             report.failed(row, "TF-IDF", r.short(error))
         else:
-            row["ways"]["TF-IDF"] = found
-            report.say(f"baselines  {name}  accuracy {found['accuracy']:.4f}")
+            row["ways"]["TF-IDF"] = result
+            report.log(f"baselines  {name}  accuracy {result['accuracy']:.4f}")
             report.save()
-    unknown = [told for told in beside if told["task"] not in only]
-    if unknown:
-        report.row("baselines", "other data", runs=unknown)
+    others = [scores for scores in run_scores if scores["task"] not in names]
+    if others:
+        report.row("baselines", "other data", runs=others)
 
 
 def baseline_tables(rows: list[Row]) -> None:
     lines: list[list[Any]] = []
 
-    def line(task: str, name: str, way: dict[str, Any], ahead: float | None) -> None:
-        figures = [way.get(what) for what in ("accuracy", "mean_error", "mean_error_of_mean")]
-        told = ["–" if x is None else f"{x:.4f}" for x in figures]
-        lines.append([task, name, *told, "–" if ahead is None else f"{ahead:+.4f}"])
+    def add_line(task: str, name: str, scores: dict[str, Any], gain: float | None) -> None:
+        values = [scores.get(key) for key in ("accuracy", "mean_error", "mean_error_of_mean")]
+        cells = ["–" if x is None else f"{x:.4f}" for x in values]
+        lines.append([task, name, *cells, "–" if gain is None else f"{gain:+.4f}"])
 
     for row in rows:
         base = row["ways"].get("TF-IDF", {})
         if "accuracy" in base:
-            line(row["case"], f"TF-IDF {base['grams']}, C = {base['C']:g}", base, None)
+            add_line(row["case"], f"TF-IDF {base['grams']}, C = {base['C']:g}", base, None)
         for run in row["runs"]:
-            known = "accuracy" in base and run.get("accuracy") is not None
-            line(row["case"], run["run"], run, run["accuracy"] - base["accuracy"] if known else None)
+            comparable = "accuracy" in base and run.get("accuracy") is not None
+            add_line(row["case"], run["run"], run, run["accuracy"] - base["accuracy"] if comparable else None)
     if lines:
-        head = ["data", "what", "accuracy", "mean |error|", "of the mean", "ahead"]
+        head = ["data", "model", "accuracy", "mean |error|", "of the mean", "gain"]
         r.table("On test data", head, lines)
 
 
@@ -463,26 +400,19 @@ SECTIONS: dict[str, tuple[Callable[..., None], Callable[[list[Row]], None]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="of ours, to stand beside TF-IDF")
-    parser.add_argument("--section", choices=[*SECTIONS, "all"], default="all")
-    parser.add_argument("--data", action="append", choices=tfidf.TASKS, help="of baselines; else all")
-    parser.add_argument("--quick", action="store_true", help="a look only: smaller, less often")
-    parser.add_argument("--out", type=Path, help="the JSON file; runs/bench/… unless --quick")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, help="what does not fit into them is left out")
-    chosen = parser.parse_args(arguments)
+    parser = r.build_parser(__doc__, [*SECTIONS], seconds=None)
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="evaluated runs to compare with TF-IDF")
+    parser.add_argument("--data", action="append", choices=tfidf.TASKS, help="data set of a baseline; default: all")
+    options = parser.parse_args(arguments)
 
-    device = torch.device(chosen.device)
-    plan = Plan(device, chosen.quick, compile=False)
-    names = list(SECTIONS) if chosen.section == "all" else [chosen.section]
-    seconds = chosen.seconds or (3600 if "baselines" in names else 540)
-    report = Report("classify", device, seconds=seconds, repeats=3 if plan.quick else 10)
-    report.begin(chosen.out, quick=chosen.quick, section=chosen.section)
-
+    settings = Settings.from_options(options)
+    names = r.list_sections(options, SECTIONS)
+    seconds = options.seconds or (3600 if "baselines" in names else 540)
+    report = Report("classify", settings.device, seconds=seconds, repeats=3 if settings.quick else 10)
+    report.begin(options.out, quick=options.quick, section=options.section)
     for name in names:
-        more = {"runs": chosen.runs, "only": chosen.data or [*tfidf.TASKS]} if name == "baselines" else {}
-        report.run(SECTIONS, name, plan, **more)
+        data = [task for task in tfidf.TASKS if task in (options.data or tfidf.TASKS)]
+        report.run(SECTIONS, name, settings, **({"runs": options.runs, "names": data} if name == "baselines" else {}))
     for name in names:
         report.show(SECTIONS, name)
     report.end()

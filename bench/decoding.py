@@ -1,4 +1,4 @@
-"""How fast does decoding run? Our searches beside transformers' ``generate``, in one process.
+"""Decoding speed of our searches, compared with transformers' ``generate`` in one process.
 
     python bench/decoding.py [RUN] [--section same|speed|host|all] [--quick] [--out file.json]
 
@@ -21,7 +21,6 @@ rule differs: a sentence at the limit may still end with </s> here, and gets one
 
 from __future__ import annotations
 
-import argparse
 import copy
 import functools
 import itertools
@@ -128,7 +127,7 @@ def load_run_workload(folder: Path, report: Report) -> Workload:
         examples = translator.data.test_split().examples
         prepared = [translator.data.preprocess(example.source, "source") for example in examples]
     except (JumokError, OSError) as error:
-        report.say(f"no test sentences, random ones are used instead: {r.short(error)[:60]} …")
+        report.log(f"no test sentences, random ones are used instead: {r.short(error)[:60]} …")
         vocabulary = translator.tokenizers.source.vocab_size
         return Workload(translator.model, sorted(Text(1000, 6, 32, vocabulary).draw(1)[0][0], key=len))
     ids = translator.tokenizers.source.encode(prepared)
@@ -255,7 +254,7 @@ def same(report: Report, settings: Settings, workload: Workload, decoders: dict[
         for name, decode in decoders.items():
             try:
                 translations[name] = translate_batches(settings.device, workload, decode, batches, beam_size)
-                way: r.Way = {"tokens": sum(len(ids) + 1 for ids in translations[name])}
+                way: r.Measurement = {"tokens": sum(len(ids) + 1 for ids in translations[name])}
                 row["ways"][name] = way
             except Exception as error:
                 report.failed(row, name, r.short(error))
@@ -263,11 +262,11 @@ def same(report: Report, settings: Settings, workload: Workload, decoders: dict[
             try:
                 way |= {} if workload.bleu is None else {"bleu": workload.bleu(translations[name])}
             except JumokError as error:
-                report.say(f"no BLEU: {r.short(error)}")
+                report.log(f"no BLEU: {r.short(error)}")
         for name in translations.keys() - {PEER} if PEER in translations else ():
             row["ways"][name] |= compare_translations(translations[name], translations[PEER])
         shares = (f"{name} {way['equal']:.1%}" for name, way in row["ways"].items() if "equal" in way)
-        report.say(f"same  {search}  {dtype}  equal to {PEER}: {', '.join(shares)}")
+        report.log(f"same  {search}  {dtype}  equal to {PEER}: {', '.join(shares)}")
         report.save()
 
 
@@ -280,7 +279,7 @@ def compare_translations(ours: Translations, theirs: Translations) -> dict[str, 
         position = next((n for n, (x, y) in enumerate(zip(own, other, strict=False)) if x != y), None)
         position = min(len(own), len(other)) if position is None else position  # one is a prefix of the other
         first = {"sentence": differ[0], "word": position}
-        result["first"] = {**first, "says": own[position:][:5], PEER: other[position:][:5]}
+        result["first"] = {**first, "ours": own[position:][:5], PEER: other[position:][:5]}
     return result
 
 
@@ -294,7 +293,7 @@ def same_tables(rows: list[Row]) -> None:
             lines.append([row["case"], row["pass"], name, tokens, bleu, equal])
             if "first" in way:
                 first = way["first"]
-                ours, theirs = (" ".join(map(str, first[key][:4])) for key in ("says", PEER))
+                ours, theirs = (" ".join(map(str, first[key][:4])) for key in ("ours", PEER))
                 where = f"sentence {first['sentence']}, word {first['word']}"
                 notes.append(f"  {row['case']}, {row['pass']}, {name}, {where}: {ours} … {PEER}: {theirs} …")
     head = ["search", "dtype", "way", "tokens", "BLEU", f"equal to {PEER}"]
@@ -380,15 +379,10 @@ SECTIONS = {"same": (same, same_tables), "speed": (speed, speed_tables), "host":
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = r.build_parser(__doc__, [*SECTIONS])
     parser.add_argument("run", nargs="?", type=Path, help="folder of a run; default: random weights")
-    parser.add_argument("--section", choices=[*SECTIONS, "all"], default="all")
-    parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer repeats; writes no file")
-    parser.add_argument("--out", type=Path, help="output file; default: runs/bench/…, none with --quick")
     parser.add_argument("--dtypes", nargs="+", help="such as float32 bfloat16 float16")
     parser.add_argument("--sizes", nargs="+", type=int, help="batch sizes; default on a GPU: 1, 32, 128 and 500")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=540, help="time limit; the rest is skipped")
     options = parser.parse_args(arguments)
 
     device = torch.device(options.device)
@@ -404,12 +398,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     report = Report("decoding", device, seconds=options.seconds, repeats=1 if settings.quick else 2)
     report.begin(options.out, quick=options.quick, section=options.section)
-    names = list(SECTIONS) if options.section == "all" else [options.section]
+    names = r.list_sections(options, SECTIONS)
     if names != ["host"]:
         measure_models(report, settings, options.run, [name for name in names if name != "host"])
     if "host" in names:
         report.run(SECTIONS, "host", settings)
-    r.failures([row for row in report.rows if row["section"] == "ways"])
+    r.print_failures([row for row in report.rows if row["section"] == "ways"])
     for name in names:
         report.show(SECTIONS, name)
     report.end()
@@ -422,7 +416,7 @@ def measure_models(report: Report, settings: Settings, run: Path | None, names: 
     report.head |= {"model": model, "config": asdict(workload.model.config), "sentences": len(workload.sources)}
     config, vocabulary = workload.model.config, workload.model.target_embedding.num_embeddings
     shape = f"{config.encoder_layers}+{config.decoder_layers} layers of {config.width}, {vocabulary} words"
-    report.say(f"{model}: {shape}; {len(workload.sources)} sentences")
+    report.log(f"{model}: {shape}; {len(workload.sources)} sentences")
     with tempfile.TemporaryDirectory() as folder:
         exported = export_marian(workload.model, Path(folder, "marian"))
         decoders = {

@@ -37,7 +37,7 @@ def measure_host_time(report: Report, row: Row, ways: Mapping[str, Run], *, repe
                     times[way].append(1e3 * (time.perf_counter() - start))
         for way, run in ways.items():
             row["ways"][way] = {"ms": statistics.median(times[way]), "low": min(times[way]), **count_host_work(run)}
-            report.say(f"{row['section']}  {row['case']}  {row['pass']}  {way}: {r.number(row['ways'][way]['ms'])} ms")
+            report.log_way(row, way, f"{r.number(row['ways'][way]['ms'])} ms")
     report.save()
 
 

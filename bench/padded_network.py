@@ -1,12 +1,12 @@
-"""The hierarchical attention network as one writes it first: padded to the longest sentence and document.
+"""A straightforward hierarchical attention network, padded to the longest sentence and document.
 
-A batch is one block of word ids ``(N, S, L)``: N documents, each filled up to the S sentences of the longest
-one, each sentence to the L words of the longest one of all. Parameters are named as in
-:mod:`jumok.models.hierarchical`, so that the weights of the one go into the other.
+A batch is one block of word ids ``(N, S, L)``: N documents, each padded to the S sentences of the longest one,
+each sentence padded to the L words of the longest one of the batch. Parameters have the names of
+:mod:`jumok.models.hierarchical`, so that both networks can load each other's weights.
 
-The GRUs read the block as it is, or packed (``pack_padded_sequence``). As it is, the direction that goes
-backwards reads padding first. While biases are zero, as they are at first, its state stays zero there, and
-the outputs of both are equal; once they are learned, only those of the packed one are what they should be.
+The GRUs read the padded block, or packed sequences (``pack_padded_sequence``). In the padded block, the backward
+direction reads padding first. While biases are zero, as they are initially, its state stays zero there, and the
+outputs of both are equal. With trained biases, only packed sequences give correct outputs.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ Document = Sequence[Sequence[int]]  # sentences of word ids
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Documents of one batch."""
+    """The documents of a batch."""
 
     ids: Tensor  # (N, S, L)
-    words: Tensor  # (N, S): of each sentence, 0 where there is none
-    sentences: Tensor  # (N,): of each document
+    words: Tensor  # (N, S): length of each sentence, 0 for padding
+    sentences: Tensor  # (N,): number in each document
     labels: Tensor  # (N,)
-    on_host: tuple[Tensor, Tensor]  # words and sentences once more: to pack them, one must know them here
+    on_host: tuple[Tensor, Tensor]  # words and sentences again: packing needs them on the host
 
     @classmethod
-    def of(cls, documents: Sequence[Document], labels: Sequence[int]) -> Block:
-        most = max(map(len, documents))
+    def from_documents(cls, documents: Sequence[Document], labels: Sequence[int]) -> Block:
+        max_sentences = max(map(len, documents))
         longest = max(len(sentence) for document in documents for sentence in document)
-        ids = np.full((len(documents), most, longest), PAD)
-        words = np.zeros((len(documents), most), np.int64)
+        ids = np.full((len(documents), max_sentences, longest), PAD)
+        words = np.zeros((len(documents), max_sentences), np.int64)
         for block, counts, document in zip(ids, words, documents, strict=True):
             counts[: len(document)] = [len(sentence) for sentence in document]
             block[np.arange(longest) < counts[:, None]] = np.concatenate(document)
@@ -54,7 +54,7 @@ class Block:
 
 
 class PaddedLevel(nn.Module):
-    """From rows to a vector each."""
+    """A GRU and attention that turn each row into a vector."""
 
     def __init__(self, inputs: int, width: int, attention: int, packed: bool) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class PaddedLevel(nn.Module):
         self.query = nn.Parameter(torch.zeros(attention))
 
     def forward(self, x: Tensor, lengths: Tensor, on_host: Tensor) -> Tensor:
-        """``(R, 2 W)`` of ``x`` ``(R, L, inputs)``; what is made of an empty row has no meaning."""
+        """Return vectors ``(R, 2 W)`` of ``x`` ``(R, L, inputs)``; those of empty rows are undefined."""
         if self.packed:
             at_least_one = on_host.clamp(min=1)
             packed = pack_padded_sequence(x, at_least_one, batch_first=True, enforce_sorted=False)
@@ -78,7 +78,7 @@ class PaddedLevel(nn.Module):
 
 
 class PaddedNetwork(nn.Module):
-    """The network, with the sizes of ``config``."""
+    """The padded network."""
 
     def __init__(self, config: HierarchicalConfig, vocabulary: int, classes: int, packed: bool) -> None:
         super().__init__()
@@ -89,8 +89,8 @@ class PaddedNetwork(nn.Module):
         self.output = nn.Linear(2 * config.width, classes)
 
     @classmethod
-    def like(cls, ours: HierarchicalAttentionNetwork, packed: bool) -> PaddedNetwork:
-        """With the same sizes and weights; padding is a vector of zeros."""
+    def copy_of(cls, ours: HierarchicalAttentionNetwork, packed: bool) -> PaddedNetwork:
+        """Copy sizes and weights; the embedding of padding is zero."""
         model = cls(ours.config, ours.embedding.num_embeddings, ours.output.out_features, packed)
         model.load_state_dict(ours.state_dict())
         with torch.no_grad():
@@ -98,12 +98,12 @@ class PaddedNetwork(nn.Module):
         return model.train(ours.training)
 
     def forward(self, block: Block) -> Tensor:
-        """``(N, C)``"""
+        """Return logits ``(N, C)``."""
         words, sentences = block.on_host
         x = self.dropout(self.embedding(block.ids)).flatten(0, 1)  # (N · S, L, E)
         vectors = self.word_level(x, block.words.flatten(), words.flatten()).unflatten(0, block.words.shape)
         return self.output(self.dropout(self.sentence_level(vectors, block.sentences, sentences)))  # type: ignore[no-any-return]
 
     def loss(self, block: Block) -> Tensor:
-        """The mean over the documents."""
+        """Return the mean cross entropy of the documents."""
         return F.cross_entropy(self(block).float(), block.labels)

@@ -1,12 +1,12 @@
-"""How fast is a training step of a translator? Ours beside the usual implementations, in one process.
+"""Training speed of translators, compared with the usual implementations in one process.
 
     python bench/training.py [--section transformer|bahdanau|host|host-bahdanau|all] [--quick] [--out file.json]
 
-transformer   Transformer base, sentences of 8 to 64 tokens, beside transformers' Marian with the same weights
-bahdanau      the RNN with Bahdanau's attention, and its decoder alone, beside the usual loop over the steps
+transformer   Transformer base, sentences of 8 to 64 tokens, and transformers' Marian with the same weights
+bahdanau      the RNN with Bahdanau's attention, and its decoder alone, and the usual loop over the steps
 host          host time: tiny widths on a CPU, so that Python and dispatch are all that is measured. 6+6 layers
-              of the Transformer beside Marian, in float32 and under autocast, in turns, on one thread
-host-bahdanau the same of the RNN and its decoder alone, with counts of what the host does
+              of the Transformer and of Marian, in float32 and under autocast, in turns, on one thread
+host-bahdanau host time of the RNN and of its decoder alone, with counts of host operations
 
 A step copies a batch from the host to the device and computes loss, gradients and Adam (fused). A round of
 several steps is measured, without waiting in between. tokens/s counts target labels, never padding. On CUDA
@@ -16,14 +16,11 @@ that the code runs.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import copy
 import functools
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +30,9 @@ import torch
 from host_time import measure_host_time, show_host_time
 from peer_models import Loop, Step, load_marian, marian_loss
 from random_text import Sides, Text
-from report import Report, Row, Run, ratio
+from report import Report, Row, Run, Settings, ratio
 from torch import Tensor, nn
+from training_runs import TrainingRun, Way, build_round, build_start, count_weights, measure_way, pin_batch
 
 import jumok
 from jumok.batches.tokens import BOS, EOS, IGNORE, Seq2SeqBatch, Tokens
@@ -42,123 +40,14 @@ from jumok.data.batching.length_batching import KERNEL_BLOCK, pack_sequences, pa
 from jumok.export.marian import export_marian
 from jumok.models.seq2seq import Seq2Seq, Seq2SeqConfig, Seq2SeqState
 from jumok.models.transformer import Transformer, TransformerConfig
-from jumok.training.cuda_graphs import CudaGraphGradients
-from jumok.training.prefetch import pin_memory
-
-# A way is skipped if fewer seconds are left than it may take on a GPU, compiled or not.
-COMPILE_SECONDS, LAUNCH_SECONDS = 60, 15
-Objective = Callable[[Seq2SeqBatch], Tensor]  # from a batch on the device to the loss per label
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Where and how much to measure."""
-
-    device: torch.device
-    quick: bool
-    compile: bool
-    dtype: torch.dtype  # bfloat16: by autocast
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.device.type == "cuda"
-
-    @property
-    def num_batches(self) -> int:
-        """Number of steps of a round."""
-        return 4 if self.on_gpu and not self.quick else 2
-
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16)
-
-    def build_batch(self, sides: Sides, **options: Any) -> Seq2SeqBatch:
-        """Return a batch on the host, as the threads of a training loop do."""
-        batch = Seq2SeqBatch.from_sequences(*sides, **options)
-        return pin_memory(batch) if self.on_gpu else batch
-
-
-# ---------------------------------------------------------------------------------------------------- a way
-
-
-@dataclass(frozen=True)
-class TrainingRun:
-    """What is measured. ``start()`` returns a number that must be equal for all ways, to about a percent."""
-
-    run: Run
-    start: Callable[[], float]
-
-
-@dataclass(frozen=True)
-class Way:
-    """One way of a row."""
-
-    name: str
-    build: Callable[[], TrainingRun]
-    compiles: bool = False
+def build_batch(settings: Settings, sides: Sides, **options: Any) -> Seq2SeqBatch:
+    return pin_batch(settings, Seq2SeqBatch.from_sequences(*sides, **options))  # type: ignore[no-any-return]
 
 
 def measure(report: Report, row: Row, way: Way) -> None:
-    """Build one way and measure it."""
-    seconds = COMPILE_SECONDS if way.compiles else LAUNCH_SECONDS
-    if report.device.type == "cuda" and report.left < seconds:
-        return report.failed(row, way.name, f"skipped, it may take {seconds} s and {report.left:.0f} are left")
-    try:
-        training_run = way.build()
-        start = training_run.start()
-    except Exception as error:
-        return report.failed(row, way.name, r.short(error))
-    result = report.measure(row, way.name, training_run.run, hide_launches=False)
-    result["start"] = start
-    if "ms" in result:
-        result["tokens_s"] = row["labels"] / result["ms"] * 1e3
-    del training_run
-    torch._dynamo.reset()  # code compiled for one way must not make the next one dynamic
-    r.tidy(report.device)
-    return report.save()
-
-
-def build_round(
-    settings: Settings, model: nn.Module, objective: Objective, batches: Sequence[Seq2SeqBatch], graph: bool = False
-) -> Run:
-    """A round of training steps; as a ``graph``, loss and gradients are one CUDA graph."""
-
-    def run(batch: Seq2SeqBatch, scale: Tensor | None = None) -> Tensor:
-        with settings.autocast():
-            value = objective(batch)
-        (value if scale is None else value * scale).backward()
-        return value.detach()
-
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.Adam(trainable, lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True)
-    gradients = CudaGraphGradients(run, trainable, settings.device)
-
-    def step(batch: Seq2SeqBatch) -> Tensor:
-        value = gradients(batch, 1.0) if graph else run(batch.to(settings.device))
-        optimizer.step()
-        optimizer.zero_grad()
-        return value
-
-    return lambda: [step(batch) for batch in batches]
-
-
-def build_start(settings: Settings, model: nn.Module, objective: Objective, batch: Seq2SeqBatch) -> Callable[[], float]:
-    """The loss before anything was learned, without dropout."""
-
-    @torch.no_grad()
-    def start() -> float:
-        model.eval()
-        with settings.autocast():
-            value = float(objective(batch.to(settings.device)))
-        model.train()
-        return value
-
-    return start
-
-
-def count_weights(model: nn.Module) -> int:
-    """Number of trained weights. Marian's table of positions is a parameter, but gets no gradient."""
-    named = model.named_parameters()
-    return sum(parameter.numel() for name, parameter in named if "embed_positions" not in name)
+    measure_way(report, row, way, "labels", "tokens_s")
 
 
 # ---------------------------------------------------------------------------------------------- transformer
@@ -180,8 +69,8 @@ def transformer(report: Report, settings: Settings) -> None:
     config, text = transformer_size(settings)
     pairs = text.draw(settings.num_batches)
     packed = pack_with_equal_shapes(settings, pairs)
-    padded = [settings.build_batch(sides) for sides in pairs]
-    fixed = [settings.build_batch(sides, min_lengths=(text.longest, text.longest)) for sides in pairs]
+    padded = [build_batch(settings, sides) for sides in pairs]
+    fixed = [build_batch(settings, sides, min_lengths=(text.longest, text.longest)) for sides in pairs]
     torch.manual_seed(0)
     ours = Transformer(config, text.vocabulary, text.vocabulary)
 
@@ -227,7 +116,7 @@ def build_our_run(
         return model.loss(batch).total / batch.count
 
     start = build_start(settings, model, objective, batches[0])
-    return TrainingRun(build_round(settings, model, objective, batches, graph), start)
+    return build_round(settings, model, objective, batches, start=start, graph=graph)
 
 
 def build_marian_run(
@@ -247,7 +136,7 @@ def build_marian_run(
     trained = functools.partial(objective, compiler(smoothed) if compiler else smoothed)
     plain = functools.partial(objective, marian_loss(model, 0.0))
     start = build_start(settings, model, plain, batches[0])
-    return TrainingRun(build_round(settings, model, trained, batches), start)
+    return build_round(settings, model, trained, batches, start=start)
 
 
 def pack_with_equal_shapes(settings: Settings, pairs: Sequence[Sides]) -> list[Seq2SeqBatch]:
@@ -271,7 +160,7 @@ def pack_with_equal_shapes(settings: Settings, pairs: Sequence[Sides]) -> list[S
         padded_labels = torch.from_numpy(pad_array(labels[0], length, IGNORE))[None]
         sides = (pack_sequences(*side, length, fillers) for side in (source, target))
         packed = Seq2SeqBatch(*sides, padded_labels, len(labels[0]))
-        return pin_memory(packed) if settings.on_gpu else packed
+        return pin_batch(settings, packed)  # type: ignore[no-any-return]
 
     return [batch(*sides) for sides in pairs]
 
@@ -302,8 +191,7 @@ def transformer_tables(rows: list[Row]) -> None:
     for row in rows:
         peers = ["marian", "marian, compiled", "marian, compiled, fixed"]
         table(row, f"Transformer, {row['case']}", peers)
-        text = ", ".join(f"{name} {share:.0%}" for name, share in row["real"].items())
-        print(f"  share of real tokens: {text}")
+        print(f"  share of real tokens: {r.format_values(row['real'], '.0%')}")
         print(f"  attention, packed: {row['path']}")
 
 
@@ -325,7 +213,7 @@ def bahdanau(report: Report, settings: Settings) -> None:
     config, text = bahdanau_size(settings)
     torch.manual_seed(0)
     ours = Seq2Seq(config, text.vocabulary, text.vocabulary)
-    batches = [settings.build_batch(sides) for sides in text.draw(settings.num_batches)]
+    batches = [build_batch(settings, sides) for sides in text.draw(settings.num_batches)]
     case = f"width {config.width}, {text.pairs} pairs of {text.longest}, {text.vocabulary} words"
     counts = {"ours": count_weights(ours), "loop": count_weights(Loop(ours))}
     row = report.row("bahdanau", case, "training", dtype=str(settings.dtype), steps=len(batches), weights=counts)
@@ -342,7 +230,7 @@ def bahdanau(report: Report, settings: Settings) -> None:
 def bahdanau_ways(
     settings: Settings, our: Callable[[bool], TrainingRun], loop: Callable[[Step, bool], TrainingRun]
 ) -> list[Way]:
-    """``our(graph)`` and ``loop(step, graph)``, as often as it makes sense here."""
+    """Return the variants of ``our(graph)`` and ``loop(step, graph)`` that this machine can run."""
     ways = [Way("ours", lambda: our(False)), Way("loop", lambda: loop(Loop.step, False))]
     if settings.on_gpu:
         ways += [Way("ours, graph", lambda: our(True)), Way("loop, graph", lambda: loop(Loop.step, True))]
@@ -366,7 +254,7 @@ def build_training(settings: Settings, ours: Seq2Seq, batches: list[Seq2SeqBatch
             return model.loss(batch).total / batch.count
 
         start = build_start(settings, model, objective, batches[0])
-        return TrainingRun(build_round(settings, model, objective, batches, graph), start)
+        return build_round(settings, model, objective, batches, start=start, graph=graph)
 
     def loop(step: Step, graph: bool) -> TrainingRun:
         model = Loop(ours).to(settings.device)
@@ -375,13 +263,14 @@ def build_training(settings: Settings, ours: Seq2Seq, batches: list[Seq2SeqBatch
             return model.loss(batch, step) / batch.count
 
         start = build_start(settings, model, functools.partial(objective, Loop.step), batches[0])
-        return TrainingRun(build_round(settings, model, functools.partial(objective, step), batches, graph), start)
+        run = functools.partial(objective, step)
+        return build_round(settings, model, run, batches, start=start, graph=graph)
 
     return our, loop
 
 
 def build_decoding(settings: Settings, ours: Seq2Seq, batch: Seq2SeqBatch) -> Implementations:
-    """From annotations and embedded words to what the generator reads, and all gradients back."""
+    """Forward and backward pass of the decoder: from annotations and embedded words to its readouts."""
     config, plain = ours.config, Loop(ours).to(settings.device)
     ours = copy.deepcopy(ours).to(settings.device)
     rows, length = batch.target.ids.shape
@@ -402,11 +291,11 @@ def build_decoding(settings: Settings, ours: Seq2Seq, batch: Seq2SeqBatch) -> Im
                 out = decode()
             return [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
 
-        replay, written = r.captured(run) if graph else (run, None)
+        replay, outputs = r.captured(run) if graph else (run, None)
 
         def start() -> float:
-            came = replay()
-            return float((came if written is None else written)[0].double().norm())
+            results = replay()
+            return float((results if outputs is None else outputs)[0].double().norm())
 
         return TrainingRun(replay, start)
 
@@ -439,8 +328,7 @@ def bahdanau_tables(rows: list[Row]) -> None:
         peers = ["loop", "loop, graph", "loop, compiled", "loop, compiled, graph"]
         table(row, f"Bahdanau, {row['pass']}, {row['case']}", peers)
         if "differs" in row:
-            text = ", ".join(f"{name} {error:.1e}" for name, error in row["differs"].items())
-            print(f"  ours and the loop differ by: {text}")
+            print(f"  ours and the loop differ by: {r.format_values(row['differs'], '.1e')}")
 
 
 # ---------------------------------------------------------------------------------------------------- host
@@ -463,7 +351,7 @@ def host(report: Report, settings: Settings) -> None:
         on_cpu = Settings(torch.device("cpu"), settings.quick, settings.compile, dtype)
         # Equal shapes, for which the compiler makes its fastest code.
         lengths = text.longest, text.longest
-        batches = [on_cpu.build_batch(sides, min_lengths=lengths) for sides in text.draw(on_cpu.num_batches)]
+        batches = [build_batch(on_cpu, sides, min_lengths=lengths) for sides in text.draw(on_cpu.num_batches)]
         build_marian = functools.partial(build_marian_run, on_cpu, config.label_smoothing)
         training_runs = {
             "ours, eager": build_our_run(on_cpu, ours, batches, compiled=False),
@@ -475,8 +363,8 @@ def host(report: Report, settings: Settings) -> None:
         case = f"{layers}+{layers} layers of {config.width}, {text.pairs} pairs"
         row = report.row("host", case, str(dtype), steps=len(batches), load=os.getloadavg()[0])
         starts = {name: training_run.start() for name, training_run in training_runs.items()}
-        rounds = {name: training_run.run for name, training_run in training_runs.items()}
-        least = r.least_in_turns(rounds, repeats=2 if settings.quick else 30, calls=1)
+        training_rounds = {name: training_run.run for name, training_run in training_runs.items()}
+        least = r.least_in_turns(training_rounds, repeats=2 if settings.quick else 30, calls=1)
         row["ways"] = {
             name: {"ms": ms, "step_ms": ms / len(batches), "start": starts[name]} for name, ms in least.items()
         }
@@ -501,7 +389,7 @@ def host_bahdanau(report: Report, settings: Settings) -> None:
     torch.manual_seed(0)
     ours = Seq2Seq(Seq2SeqConfig(width=16, embedding_width=16, dropout=0.0), vocab_size, vocab_size)
     words = torch.randint(EOS + 1, vocab_size, (2, 2, steps - 1)).tolist()
-    batch = on_cpu.build_batch(([sentence[: source_length - 1] for sentence in words[0]], words[1]))
+    batch = build_batch(on_cpu, ([sentence[: source_length - 1] for sentence in words[0]], words[1]))
     implementations = {
         "training": build_training(on_cpu, ours, [batch]),
         "decoder": build_decoding(on_cpu, ours, batch),
@@ -521,29 +409,21 @@ def host_bahdanau_tables(rows: list[Row]) -> None:
 
 
 def table(row: Row, title: str, peers: Sequence[str]) -> None:
-    """Every way: its time, and how many times as fast as each peer it is."""
+    """Print the time of every way, and how many times as fast as each peer it is."""
     ways, start = row["ways"], "|out|" if row["pass"] == "decoder" else "loss"
     peers = [peer for peer in peers if peer in ways]
-    row["ratios"] = {
-        f"{name} / {peer}": ratio(r.get(ways, name), r.get(ways, peer))
-        for name in ways
-        for peer in peers
-        if name.startswith("ours")
-    }
+    row["ratios"] = r.ratios_to_peers(ways, peers)
     lines = []
     for name, way in ways.items():
-        a_step = [ratio(way.get(what), row["steps"]) for what in ("ms", "host_ms")]
-        more = [way.get(what) for what in ("tokens_s", "mib", "first_s", "start")]
-        lines.append([name, *a_step, *more, *(ratio(r.get(ways, peer), way.get("ms")) for peer in peers)])
-    marks = "abcd"[: len(peers)]
-    head = ["way", "ms", "launch", "tokens/s", "MiB", "first s", start, *(f"× {mark}" for mark in marks)]
-    r.table(f"{title}: ms a step, labels a second, times as fast", head, lines)
-    print("  times as fast as " + ", ".join(f"{m}: {peer}" for m, peer in zip(marks, peers, strict=True)))
+        per_step = [ratio(way.get(key), row["steps"]) for key in ("ms", "host_ms")]
+        others = [way.get(key) for key in ("tokens_s", "mib", "first_s", "start")]
+        lines.append([name, *per_step, *others, *r.speedups(ways, name, peers)])
+    head = ["way", "ms", "launch", "tokens/s", "MiB", "first s", start, *(f"× {mark}" for mark in "abcd"[: len(peers)])]
+    r.table(f"{title}: ms per step, labels per second, times as fast", head, lines)
+    r.print_peers(peers)
     if "weights" in row:
-        print("  weights: " + ", ".join(f"{name} {count:,}" for name, count in row["weights"].items()))
-    starts = [way["start"] for way in ways.values() if "start" in way]
-    if starts and not max(starts) - min(starts) <= 0.01 * abs(max(starts)):
-        print(f"  DIFFERENT: {start} at the start is {', '.join(f'{x:.4g}' for x in starts)}")
+        print(f"  weights: {r.format_values(row['weights'], ',')}")
+    r.print_start_differences(ways, start)
 
 
 SECTIONS = {
@@ -555,31 +435,9 @@ SECTIONS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--section", choices=[*SECTIONS, "all"], default="all")
-    parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer repeats; writes no file")
-    parser.add_argument("--out", type=Path, help="output file; default: runs/bench/…, none with --quick")
-    flag = argparse.BooleanOptionalAction
-    parser.add_argument("--compile", action=flag, help="use torch.compile; default: on a GPU only")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=540, help="time limit; the rest is skipped")
-    options = parser.parse_args(arguments)
-
-    device = torch.device(options.device)
-    compiles = device.type == "cuda" if options.compile is None else options.compile
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    settings = Settings(device, options.quick, compiles, dtype)
-    report = Report("training", device, seconds=options.seconds, repeats=3 if settings.quick else 10)
-    report.begin(options.out, quick=options.quick, section=options.section)
-    if settings.on_gpu:
+    if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")
-
-    names = list(SECTIONS) if options.section == "all" else [options.section]
-    for name in names:
-        report.run(SECTIONS, name, settings)
-    for name in names:
-        report.show(SECTIONS, name)
-    report.end()
+    r.run_training_benchmark("training", __doc__, SECTIONS, arguments)
 
 
 if __name__ == "__main__":

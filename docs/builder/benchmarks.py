@@ -77,7 +77,6 @@ OWN = (  # what our ways are called, up to a comma
         "forward",
         "with sums",
         "sums unknown",
-        "ours as they come",
     ),
     *(
         "attention",

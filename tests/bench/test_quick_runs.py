@@ -212,7 +212,7 @@ def test_classify(run_bench: RunBench, tmp_path: Path) -> None:
         assert row["documents"] == 6
         assert set(row["ways"]) == {"ours", "padded", "padded, packed GRU"}
         assert row["spread"][0] <= row["in_turn"] <= row["spread"][1]
-    assert "ours as they come / padded, sorted" in sections["inference"][0]["ratios"]
+    assert "ours, unsorted / padded, sorted" in sections["inference"][0]["ratios"]
 
     (training,) = sections["training"]
     ways = training["ways"]
