@@ -1,21 +1,20 @@
-"""How good are word links by attention? Every layer, plain and shifted, and eflomal on the same words.
+"""Quality of word alignments from attention: every layer, plain and shifted, and eflomal on the same words.
 
     python bench/align.py RUN REVERSE [--gold NAME] [--section views|links|eflomal|all] [--out file.json]
 
-RUN and REVERSE are models of the two directions, such as `jumok train transformer/hansards-en-fr` and -fr-en
-make. Both align the sentences with manual alignments that --gold or the recipe of RUN (data.gold_alignments)
-names, and are scored by the alignment error rate (AER). The manual alignments are used for scores only.
+RUN and REVERSE are translators of the two directions, such as `jumok train transformer/hansards-en-fr` and
+`-fr-en`. Both align the sentences with manual alignments (named by --gold or by data.gold_alignments in the recipe
+of RUN), and are scored by the alignment error rate (AER). The manual alignments are used for scores only.
 
-views    the AER of every layer, its heads averaged, plain and shifted, beside what views are chosen by:
-         agreement of the directions, consistency of the links
-links    plain, shifted and whichever is chosen: each direction alone, and the two made one in several ways
-eflomal  the same of eflomal (pip install eflomal; it needs a compiler), which learns from RUN's training text
-         and the gold sentences, spelled as RUN's model gets them
+views    the AER of every layer and head and of the mean of heads, plain and shifted, with the criteria that choose
+         views: agreement of the directions, consistency of the links
+links    plain, shifted and chosen views: each direction alone, and several symmetrizations
+eflomal  the same with eflomal (pip install eflomal; it needs a compiler), trained on the training text of RUN and
+         the gold sentences, with the words that the model of RUN gets
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -45,60 +44,60 @@ from jumok.tasks.translate.word_alignment import (
     reverse_pair,
 )
 
-CHOSEN_BY = ("error_rate", "agreement", "consistency")  # and how good it is
+VIEW_SCORES = ("error_rate", "agreement", "consistency")
 METHODS = ("forward", "backward", *(name for name in SYMMETRIZATIONS if name != "none"))
-LinksByMethod = dict[str, list[AlignmentLinks]]  # of all pairs
-READINGS = {
+LinksByMethod = dict[str, list[AlignmentLinks]]  # for each pair
+VIEW_FILTERS = {
     "plain": AlignmentViewFilter(shift=False),
     "shifted": AlignmentViewFilter(shift=True),
     "chosen": AlignmentViewFilter(),
 }
-READINGS |= {f"{name}, means": AlignmentViewFilter(head="mean", shift=views.shift) for name, views in READINGS.items()}
+VIEW_FILTERS |= {
+    f"{name}, means": AlignmentViewFilter(head="mean", shift=views.shift) for name, views in VIEW_FILTERS.items()
+}
 
 
 @dataclass(frozen=True)
-class Work:
-    """Two models, and sentences whose links people marked."""
+class AlignmentTask:
+    """Two models, and sentences with manual alignments."""
 
     aligner: WordAligner
     pairs: list[TranslationExample]
     gold: list[GoldAlignment]
 
-    def scores(self, links_by_method: LinksByMethod) -> dict[str, dict[str, Any]]:
+    def score(self, links_by_method: LinksByMethod) -> dict[str, dict[str, Any]]:
         return {name: asdict(score_alignment(links, self.gold)) for name, links in links_by_method.items()}
 
 
-def work_of(run: Path, reverse: Path, gold_name: str | None, device: str) -> Work:
+def load_task(run: Path, reverse: Path, gold_name: str | None, device: str) -> AlignmentTask:
     aligner = load_aligner(run, reverse, device)
-    texts = aligner.forward.data
-    gold = (
-        replace(texts, config=replace(texts.config, gold_alignments=gold_name)) if gold_name else texts
-    ).gold_split()
-    if gold is None:  # the built-in sentences have links too
-        gold = texts.test_split()
+    data = aligner.forward.data
+    if gold_name:
+        data = replace(data, config=replace(data.config, gold_alignments=gold_name))
+    gold = data.gold_split() or data.test_split()  # the built-in test sentences have links
     if gold.gold_alignments is None:
-        raise SystemExit(f"the recipe of {run} names no gold alignments (data.gold_alignments): give --gold")
-    return Work(aligner, gold.examples, gold.gold_alignments)
+        raise SystemExit(f"the recipe of {run} has no gold alignments (data.gold_alignments); use --gold")
+    return AlignmentTask(aligner, gold.examples, gold.gold_alignments)
 
 
 # -------------------------------------------------------------------------------------------------- sections
 
 
-def measure_views(report: Report, work: Work) -> None:
-    """What every view gives, and what it would be chosen by."""
-    forward, backward = work.aligner.forward, work.aligner.backward
+def measure_views(report: Report, task: AlignmentTask) -> None:
+    """Measure the scores of every view, and the criteria that choose views."""
+    forward, backward = task.aligner.forward, task.aligner.backward
     assert backward is not None
-    reversed_pairs = [reverse_pair(pair) for pair in work.pairs]
-    ours, theirs = (
-        read_attention(forward, work.pairs, _get_picks),
+    reversed_pairs = [reverse_pair(pair) for pair in task.pairs]
+    forward_picks, backward_picks = (
+        read_attention(forward, task.pairs, _get_picks),
         read_attention(backward, reversed_pairs, _get_picks),
     )
-    both = compute_agreement([picks for _, picks in ours], [picks for _, picks in theirs])
-    for direction, captured, pairs, agree in (
-        ("forward", ours, work.pairs, both.max(1).values),
-        ("backward", theirs, reversed_pairs, both.max(0).values),
+    agreement = compute_agreement([picks for _, picks in forward_picks], [picks for _, picks in backward_picks])
+    for direction, captured, pairs, agreements in (
+        ("forward", forward_picks, task.pairs, agreement.max(1).values),
+        ("backward", backward_picks, reversed_pairs, agreement.max(0).values),
     ):
-        consistent = compute_consistency(
+        consistencies = compute_consistency(
             [picks for _, picks in captured], [(pair.source.split(), pair.target.split()) for pair in pairs]
         )
         views = list_alignment_views(*captured[0][0])
@@ -106,8 +105,8 @@ def measure_views(report: Report, work: Work) -> None:
             links = [build_links(picks[number]) for _, picks in captured]
             links = links if direction == "forward" else [swap_links(pair_links) for pair_links in links]
             row = report.row("views", str(view), direction, view=asdict(view))
-            more = {"agreement": float(agree[number]), "consistency": float(consistent[number])}
-            row["ways"]["attention"] = {**more, **work.scores({"links": links})["links"]}
+            criteria = {"agreement": float(agreements[number]), "consistency": float(consistencies[number])}
+            row["ways"]["attention"] = {**criteria, **task.score({"links": links})["links"]}
     report.save()
 
 
@@ -115,15 +114,15 @@ def _get_picks(attention: Any) -> tuple[Any, torch.Tensor]:
     return attention.weights.shape[:2], attention.pick_source_words()
 
 
-def measure_links(report: Report, work: Work) -> None:
-    """Links as `jumok align` makes them, by views chosen on these very pairs."""
-    for name, views in READINGS.items():
+def measure_links(report: Report, task: AlignmentTask) -> None:
+    """Measure the links of `jumok align`, with views chosen on the same pairs."""
+    for name, views in VIEW_FILTERS.items():
         row = report.row("links", name)
         try:
-            chosen = work.aligner.select_views(work.pairs, views)
+            chosen = task.aligner.select_views(task.pairs, views)
             maps = [
                 (forward, backward)
-                for forward, backward in work.aligner.compute_maps(work.pairs, chosen)
+                for forward, backward in task.aligner.compute_maps(task.pairs, chosen)
                 if backward is not None
             ]
         except Exception as error:
@@ -131,59 +130,59 @@ def measure_links(report: Report, work: Work) -> None:
             continue
         links = {name: [symmetrize(*pair) for pair in maps] for name, symmetrize in SYMMETRIZATIONS.items()}
         links |= {"forward": links.pop("none"), "backward": [swap_links(argmax_links(m)) for _, m in maps]}
-        row["ways"] |= work.scores(links)
+        row["ways"] |= task.score(links)
         report.note(row, chosen=str(chosen))
-        report.say(f"{name}: {chosen.forward}; backward: {chosen.backward}")
+        report.log(f"{name}: {chosen.forward}; backward: {chosen.backward}")
 
 
-def measure_eflomal(report: Report, work: Work) -> None:
-    """The peer, on the words that our model gets."""
+def measure_eflomal(report: Report, task: AlignmentTask) -> None:
+    """Measure eflomal on the words that our model gets."""
     row = report.row("links", "eflomal")
     try:
         import eflomal
     except ImportError:
         report.failed(row, "eflomal", "not installed: pip install eflomal, which needs a compiler")
         return
-    texts = work.aligner.forward.data
-    own = {file_of(pair) for pair in work.pairs}  # if they are among the training text, they come once
-    text = replace(texts, config=replace(texts.config, max_concatenated_pairs=1)).train_corpus()
-    learned = [pair for pair in text if file_of(pair) not in own]
-    sides = [[pair.source for pair in learned], [pair.target for pair in learned]]
-    for pair in work.pairs:
-        sides[0].append(same_words(pair.source, texts.preprocess(pair.source, "source")))
-        sides[1].append(same_words(pair.target, texts.preprocess(pair.target, "target")))
+    texts = task.aligner.forward.data
+    gold_files = {get_file(pair) for pair in task.pairs}  # not used twice if they are part of the training text
+    corpus = replace(texts, config=replace(texts.config, max_concatenated_pairs=1)).train_corpus()
+    train = [pair for pair in corpus if get_file(pair) not in gold_files]
+    sides = [[pair.source for pair in train], [pair.target for pair in train]]
+    for pair in task.pairs:
+        sides[0].append(match_words(pair.source, texts.preprocess(pair.source, "source")))
+        sides[1].append(match_words(pair.target, texts.preprocess(pair.target, "target")))
     with tempfile.TemporaryDirectory() as folder:
         names = [str(Path(folder, name)) for name in ("forward", "backward")]
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
             eflomal.Aligner().align(*sides, links_filename_fwd=names[0], links_filename_rev=names[1])
         except Exception as error:
             report.failed(row, "eflomal", r.short(error))
             return
-        took = time.perf_counter() - began
-        forward, backward = (read_links(Path(name), len(work.pairs)) for name in names)
+        seconds = time.perf_counter() - start
+        forward, backward = (read_links(Path(name), len(task.pairs)) for name in names)
     pairs = list(zip(forward, backward, strict=True))
     combined = {name: [combine(*pair) for pair in pairs] for name, combine in LINK_HEURISTICS.items()}
-    row["ways"] |= work.scores({"forward": forward, "backward": backward, **combined})
-    report.note(row, seconds=took, pairs=len(sides[0]))
+    row["ways"] |= task.score({"forward": forward, "backward": backward, **combined})
+    report.note(row, seconds=seconds, pairs=len(sides[0]))
 
 
-def file_of(pair: TranslationExample) -> str:
+def get_file(pair: TranslationExample) -> str:
     return pair.location.rpartition(":")[0]
 
 
-def same_words(text: str, prepared: str) -> str:
-    """The prepared text, if it has as many words: gold links count those of the text."""
+def match_words(text: str, prepared: str) -> str:
+    """Return the prepared text if it has as many words as the text, whose words gold links count."""
     return prepared if len(prepared.split()) == len(text.split()) else text
 
 
 def read_links(path: Path, count: int) -> list[AlignmentLinks]:
-    """The last lines of a file of links."""
+    """Read the last ``count`` lines of a file of links."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1][-count:]
     return [frozenset(tuple(map(int, link.split("-"))) for link in line.split()) for line in lines]  # type: ignore[misc]
 
 
-SECTIONS: dict[str, Callable[[Report, Work], None]] = {
+SECTIONS: dict[str, Callable[[Report, AlignmentTask], None]] = {
     "views": measure_views,
     "links": measure_links,
     "eflomal": measure_eflomal,
@@ -193,19 +192,19 @@ SECTIONS: dict[str, Callable[[Report, Work], None]] = {
 # -------------------------------------------------------------------------------------------------- printing
 
 
-def show_views(rows: Sequence[Row]) -> None:
-    """Layer by layer; heads one by one are in the JSON."""
+def print_views(rows: Sequence[Row]) -> None:
+    """Print the means of heads. Single heads are in the JSON file."""
     for direction in ("forward", "backward"):
         lines = [
-            [row["case"], *(row["ways"]["attention"][name] for name in CHOSEN_BY)]
+            [row["case"], *(row["ways"]["attention"][name] for name in VIEW_SCORES)]
             for row in rows
             if row["pass"] == direction and row["view"]["head"] is None
         ]
         if lines:
-            r.table(f"views, {direction}", ["view", *CHOSEN_BY], lines)
+            r.table(f"views, {direction}", ["view", *VIEW_SCORES], lines)
 
 
-def show_links(rows: Sequence[Row]) -> None:
+def print_links(rows: Sequence[Row]) -> None:
     lines = [
         [row["case"], *(r.get(row["ways"], name, "error_rate") for name in METHODS)]
         for row in rows
@@ -216,28 +215,24 @@ def show_links(rows: Sequence[Row]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("run", type=Path, help="a run's folder")
-    parser.add_argument("reverse", type=Path, help="that of the other direction")
+    parser = r.build_parser(__doc__, [*SECTIONS])
+    parser.add_argument("run", type=Path, help="folder of a run")
+    parser.add_argument("reverse", type=Path, help="folder of a run of the other direction")
     parser.add_argument("--gold", help="sentences with links, such as hansards/gold")
-    parser.add_argument("--section", choices=[*SECTIONS, "all"], default="all")
-    parser.add_argument("--quick", action="store_true", help="write no file, unless --out names one")
-    parser.add_argument("--out", type=Path, help="the JSON file; runs/bench/… unless --quick")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    chosen = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
 
-    report = Report("align", torch.device(chosen.device))
-    report.begin(chosen.out, quick=chosen.quick)
-    work = work_of(chosen.run, chosen.reverse, chosen.gold, chosen.device)
-    recipe = work.aligner.forward.run.recipe
-    report.head |= {"runs": [chosen.run.name, chosen.reverse.name], "model": asdict(recipe.model)}
-    report.head |= {"gold": chosen.gold or recipe.data.gold_alignments, "sentences": len(work.pairs)}
-    report.say(f"{recipe.model.type}, {len(work.pairs)} pairs with gold links")
-    for name in SECTIONS if chosen.section == "all" else [chosen.section]:
-        SECTIONS[name](report, work)
-    show_views([row for row in report.rows if row["section"] == "views"])
-    show_links([row for row in report.rows if row["section"] == "links"])
-    r.failures(report.rows)
+    report = Report("align", torch.device(options.device))
+    report.begin(options.out, quick=options.quick)
+    task = load_task(options.run, options.reverse, options.gold, options.device)
+    recipe = task.aligner.forward.run.recipe
+    report.head |= {"runs": [options.run.name, options.reverse.name], "model": asdict(recipe.model)}
+    report.head |= {"gold": options.gold or recipe.data.gold_alignments, "sentences": len(task.pairs)}
+    report.log(f"{recipe.model.type}, {len(task.pairs)} pairs with gold links")
+    for name in r.list_sections(options, SECTIONS):
+        SECTIONS[name](report, task)
+    print_views([row for row in report.rows if row["section"] == "views"])
+    print_links([row for row in report.rows if row["section"] == "links"])
+    r.print_failures(report.rows)
     report.end()
 
 

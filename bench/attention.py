@@ -1,65 +1,52 @@
-"""How fast is attention? Ours, eager PyTorch and compiled PyTorch, side by side in one run.
+"""Speed of attention: ours, eager PyTorch and compiled PyTorch, compared in one process.
 
     python bench/attention.py [--section overhead|additive|dot|step|all] [--quick] [--out file.json]
 
-overhead   calls so small that the host's time is what counts, beside the same calls of plain PyTorch
-additive   many queries at once with Bahdanau's score: v · tanh(W s + U h) for all pairs, softmax, mix
-dot        scaled dot-product attention, plain and with structured masks, beside PyTorch's own kernels
+overhead   calls so small that only the host's time matters, compared with the same calls of plain PyTorch
+additive   many queries at once with Bahdanau's score: v · tanh(W s + U h) for all pairs, softmax, weighted sum
+dot        scaled dot-product attention, plain and with structured masks, compared with PyTorch's own kernels
 step       one query at a time over prepared keys, as in an RNN decoder
 
-Read the ratios; below 1, ours is the faster. On CUDA everything is bfloat16. The floor is what the special
-function units need for one tanh a pair and hidden unit, at 16 a clock a multiprocessor; twice that for
-forward and backward, where every tanh is needed again. (A kernel that makes do with fewer special functions
-can go below it.) Without a GPU the sizes are small and there is no floor.
+Compare the ratios; below 1, ours is faster. On CUDA everything is bfloat16. The floor is the time of one tanh for
+each pair and hidden unit in the special function units, which compute 16 per clock and multiprocessor; forward and
+backward together need every tanh twice. (A kernel that uses fewer special functions can be faster than the floor.)
+Without a GPU the sizes are small and there is no floor.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import functools
 import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import report as r
 import torch
-from report import Report, Row, Run, ratio
+from report import Report, Row, Run, Settings, ratio
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import jumok
 
-PASSES = {"forward": "fwd", "forward+backward": "f+b"}  # and what the tables call them
-AT_ONCE = 1 << 26  # elements of the largest tensor of a float64 reference
+PASSES = {"forward": "fwd", "forward+backward": "f+b"}  # with their names in tables
+MAX_ELEMENTS = 1 << 26  # of the largest tensor of a float64 reference
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Where and how much to measure."""
+class AttentionSettings(Settings):
+    """Settings with random inputs."""
 
-    device: torch.device
-    quick: bool
-    compile: bool
-    case: str = ""  # a part of the names of the cases of "step" that are measured
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.device.type == "cuda"
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.on_gpu else torch.float32
+    case: str = ""  # a substring of the names of the measured cases of "step"
 
     def random(self, *shape: int, grad: bool = True) -> Tensor:
         return torch.randn(*shape, device=self.device, dtype=self.dtype).requires_grad_(grad)
 
-    def additive(self, query_width: int, key_width: int, hidden: int) -> jumok.scores.Additive:
-        """A score that prefers some keys to others, as a trained one does: a fresh one hardly does."""
+    def build_score(self, query_width: int, key_width: int, hidden: int) -> jumok.scores.Additive:
+        """Return a score that prefers some keys, as after training. The initial weights are almost uniform."""
         score = jumok.scores.Additive(query_width, key_width, hidden)
         with torch.no_grad():
             score.v.mul_(4)
@@ -67,16 +54,16 @@ class Plan:
 
 
 def for_pass(which: str, run: Run, leaves: Sequence[Tensor], upstream: Tensor) -> Run:
-    """``run`` without gradients, or together with the gradients of all leaves."""
+    """Return ``run`` without gradients, or with the gradients of all leaves."""
     if which == "forward":
         return torch.no_grad()(run)
     return lambda: torch.autograd.grad(run(), leaves, upstream)
 
 
-def path(*arguments: Any, **more: Any) -> str:
-    """The first line of what explain says."""
+def explain_path(*arguments: Any, **options: Any) -> str:
+    """Return the first line of jumok.explain."""
     try:
-        return str(jumok.explain(*arguments, **more)).splitlines()[0]
+        return str(jumok.explain(*arguments, **options)).splitlines()[0]
     except Exception as error:
         return r.short(error)
 
@@ -86,18 +73,18 @@ def path(*arguments: Any, **more: Any) -> str:
 SMALL = (2, 4, 8, 16)  # batch, heads, length, width of a head
 
 
-def overhead(report: Report, plan: Plan) -> None:
-    """Each call is repeated many times in turns with its peer; the time is the least of all repeats."""
+def overhead(report: Report, settings: AttentionSettings) -> None:
+    """Measure the least time of many calls, in turns with plain PyTorch."""
     batch, heads, length, width = SMALL
-    query, key, value = (plan.random(*SMALL) for _ in range(3))
+    query, key, value = (settings.random(*SMALL) for _ in range(3))
     mask = jumok.masks.padding([length - 3, length])
-    allowed = mask.to_dense(1, length, plan.device)[:, None].contiguous()
-    score = plan.additive(width, width, width)
-    states, keys, values = (plan.random(batch, n, width) for n in (1, length, length))
+    allowed = mask.to_dense(1, length, settings.device)[:, None].contiguous()
+    score = settings.build_score(width, width, width)
+    states, keys, values = (settings.random(batch, n, width) for n in (1, length, length))
     prepared = score.prepare(keys)
-    x = plan.random(batch, length, heads * width)
-    ours = jumok.MultiHead(heads * width, heads).to(plan.device, plan.dtype)
-    theirs = torch.nn.MultiheadAttention(heads * width, heads, batch_first=True).to(plan.device, plan.dtype)
+    x = settings.random(batch, length, heads * width)
+    ours = jumok.MultiHead(heads * width, heads).to(settings.device, settings.dtype)
+    theirs = torch.nn.MultiheadAttention(heads * width, heads, batch_first=True).to(settings.device, settings.dtype)
     attention, step = F.scaled_dot_product_attention, functools.partial(plain_steps, [states[:, 0]])
     cases: dict[str, dict[str, Run]] = {
         "attend": {
@@ -119,13 +106,13 @@ def overhead(report: Report, plan: Plan) -> None:
     }
     for grad in (True, False):
         for case, ways in cases.items():
-            ours.train(grad), theirs.train(grad)  # PyTorch has a faster way for inference
+            ours.train(grad), theirs.train(grad)  # PyTorch has a fast path for inference
             row = report.row("overhead", case, "training" if grad else "inference")
             with torch.set_grad_enabled(grad):
-                for way, ms in r.least_in_turns(ways, repeats=5 if plan.quick else 40).items():
+                for way, ms in r.least_in_turns(ways, repeats=5 if settings.quick else 40).items():
                     row["ways"][way] = {"ms": ms}
-            told = ", ".join(f"{way} {1e3 * r.get(row['ways'], way):.1f} µs" for way in ways)
-            report.say(f"overhead  {case}  {row['pass']}: {told}")
+            text = ", ".join(f"{way} {1e3 * r.get(row['ways'], way):.1f} µs" for way in ways)
+            report.log(f"overhead  {case}  {row['pass']}: {text}")
             report.save()
 
 
@@ -135,7 +122,7 @@ def overhead_tables(rows: list[Row]) -> None:
         ours, plain = (1e3 * r.get(row["ways"], way) for way in ("ours", "plain"))
         row["ratios"] = {"plain": ratio(ours, plain)}
         lines.append([row["case"], row["pass"], ours, plain, ours - plain])
-    title = f"Overhead, {' x '.join(map(str, SMALL))}: µs of one call on the host, ours and plain PyTorch"
+    title = f"Overhead, {' x '.join(map(str, SMALL))}: µs per call on the host, ours and plain PyTorch"
     r.table(title, ["case", "pass", "ours", "plain", "difference"], lines)
 
 
@@ -145,73 +132,74 @@ WAYS = ("ours", "eager", "compiled")
 ADDITIVE_LEAVES = ("query", "key", "value", "W", "U", "v")
 
 
-def additive_sizes(plan: Plan) -> list[tuple[int, int, int, int]]:
+def additive_sizes(settings: AttentionSettings) -> list[tuple[int, int, int, int]]:
     """(B, Q, K, D)."""
-    if plan.on_gpu:
+    if settings.on_gpu:
         sizes = [(32, 128, 128, 512), (8, 512, 512, 512), (4, 1024, 1024, 256), (1, 4096, 4096, 128)]
-        return sizes[:1] if plan.quick else sizes
-    return [(2, 7, 11, 16)] if plan.quick else [(8, 64, 64, 128), (1, 256, 256, 64)]
+        return sizes[:1] if settings.quick else sizes
+    return [(2, 7, 11, 16)] if settings.quick else [(8, 64, 64, 128), (1, 256, 256, 64)]
 
 
 def plain_additive(query: Tensor, key: Tensor, value: Tensor, w: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """The obvious code, with a tensor of B×Q×K×D."""
+    """Direct computation, with a tensor of B×Q×K×D."""
     pairs = torch.tanh((query @ w.T)[:, :, None, :] + (key @ u.T)[:, None, :, :])
     return torch.bmm((pairs @ v).softmax(-1), value)
 
 
-def additive(report: Report, plan: Plan) -> None:
-    for size in additive_sizes(plan):
+def additive(report: Report, settings: AttentionSettings) -> None:
+    for size in additive_sizes(settings):
         batch, queries, keys, width = size
-        score = plan.additive(width, width, width)
-        inputs = [plan.random(batch, n, width) for n in (queries, keys, keys)]
+        score = settings.build_score(width, width, width)
+        inputs = [settings.random(batch, n, width) for n in (queries, keys, keys)]
         leaves = [*inputs, score.query.weight, score.key.weight, score.v]
-        upstream = plan.random(batch, queries, width, grad=False)
+        upstream = settings.random(batch, queries, width, grad=False)
         ways: dict[str, Run] = {
             "ours": functools.partial(jumok.attend, *inputs, score=score),
             "eager": functools.partial(plain_additive, *leaves),
         }
-        if plan.compile:
+        if settings.compile:
             ways["compiled"] = functools.partial(r.compiled(plain_additive), *leaves)
         for which in PASSES:
-            row = report.row("additive", str(size).replace(" ", ""), which, dtype=str(plan.dtype))
-            row["path"] = path(*inputs, score=score)
+            row = report.row("additive", str(size).replace(" ", ""), which, dtype=str(settings.dtype))
+            row["path"] = explain_path(*inputs, score=score)
             row["floor_ms"] = tanh_floor(report, math.prod(size), times=1 if which == "forward" else 2)
             for name, run in ways.items():
                 report.measure(row, name, for_pass(which, run, leaves, upstream))
-        both = {name: functools.partial(and_gradients, run, leaves, upstream) for name, run in ways.items()}
-        right = functools.partial(additive_in_float64, leaves, upstream)
-        report.check(row, ("out", *ADDITIVE_LEAVES), both, right)
+        checked = {name: functools.partial(with_gradients, run, leaves, upstream) for name, run in ways.items()}
+        reference = functools.partial(additive_in_float64, leaves, upstream)
+        report.check(row, ("out", *ADDITIVE_LEAVES), checked, reference)
 
 
 def tanh_floor(report: Report, count: int, times: int) -> float | None:
-    """Milliseconds for ``count`` tanh, ``times`` over; None off the GPU."""
-    about = report.head["machine"]
-    if not about.get("sm_mhz"):
+    """Return the milliseconds of ``count`` tanh, computed ``times`` times; None without a GPU."""
+    machine = report.head["machine"]
+    if not machine.get("sm_mhz"):
         return None
-    return times * count / (16 * about["multiprocessors"] * about["sm_mhz"] * 1e3)
+    return times * count / (16 * machine["multiprocessors"] * machine["sm_mhz"] * 1e3)
 
 
-def and_gradients(run: Run, leaves: Sequence[Tensor], upstream: Tensor) -> list[Tensor]:
+def with_gradients(run: Run, leaves: Sequence[Tensor], upstream: Tensor) -> list[Tensor]:
     out = run()
     return [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
 
 
 def additive_in_float64(leaves: list[Tensor], upstream: Tensor) -> list[Tensor]:
-    """The output and all gradients, some rows of one sequence at a time."""
+    """Compute the output and all gradients, some rows of one sequence at a time."""
     query, key, value, *parameters = exact = [x.detach().double() for x in leaves]
     out = torch.empty_like(upstream, dtype=torch.float64)
-    grads = [torch.zeros_like(x) for x in exact]
-    rows = max(1, AT_ONCE // (key.shape[1] * len(parameters[-1])))
-    for b in range(len(query)):
-        for start in range(0, query.shape[1], rows):
-            one, some = slice(b, b + 1), (slice(b, b + 1), slice(start, start + rows))
-            part = [query[some], key[one], value[one], *parameters]
-            part = [x.clone().requires_grad_() for x in part]
-            run = functools.partial(plain_additive, *part)
-            out[some], *found = and_gradients(run, part, upstream[some].double())
-            for total, x in zip([grads[0][some], grads[1][one], grads[2][one], *grads[3:]], found, strict=True):
-                total += x
-    return [out, *grads]
+    gradients = [torch.zeros_like(x) for x in exact]
+    num_rows = max(1, MAX_ELEMENTS // (key.shape[1] * len(parameters[-1])))
+    for n in range(len(query)):
+        for start in range(0, query.shape[1], num_rows):
+            sequence, rows = slice(n, n + 1), (slice(n, n + 1), slice(start, start + num_rows))
+            inputs = [query[rows], key[sequence], value[sequence], *parameters]
+            inputs = [x.clone().requires_grad_() for x in inputs]
+            run = functools.partial(plain_additive, *inputs)
+            out[rows], *parts = with_gradients(run, inputs, upstream[rows].double())
+            totals = [gradients[0][rows], gradients[1][sequence], gradients[2][sequence], *gradients[3:]]
+            for total, part in zip(totals, parts, strict=True):
+                total += part
+    return [out, *gradients]
 
 
 def additive_tables(rows: list[Row]) -> None:
@@ -239,7 +227,7 @@ STEP_LEAVES = ("query", "key", "value", "W", "U", "v")
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
-    """What a decoding loop works on. The queries are there beforehand: the loop is attention alone."""
+    """Inputs of a decoding loop. All queries are known beforehand, so that the loop contains only attention."""
 
     steps: int
     score: jumok.scores.Additive
@@ -263,32 +251,32 @@ class Decoder:
     def mask(self) -> jumok.masks.Mask | None:
         return None if self.lengths is None else jumok.masks.padding(self.lengths)
 
-    def path(self) -> str:
+    def explain_path(self) -> str:
         prepared = self.score.prepare(self.key)
-        return path(self.query[0, :, None], prepared, self.value, score=self.score, mask=self.mask)
+        return explain_path(self.query[0, :, None], prepared, self.value, score=self.score, mask=self.mask)
 
     def in_float64(self) -> Decoder:
         query, key, value = (x.detach().double().requires_grad_() for x in (self.query, self.key, self.value))
         return Decoder(self.steps, copy.deepcopy(self.score).double(), query, key, value, self.lengths)
 
 
-def step_sizes(plan: Plan) -> list[tuple[int, int, int, int, int]]:
+def step_sizes(settings: AttentionSettings) -> list[tuple[int, int, int, int, int]]:
     """(B, K, hidden, query width, key and value width)."""
-    if plan.on_gpu:
+    if settings.on_gpu:
         sizes = [(80, 50, 1000, 1000, 2000), (32, 400, 256, 256, 256)]
-        return sizes[:1] if plan.quick else sizes
-    return [(3, 5, 8, 8, 16)] if plan.quick else [(16, 20, 64, 64, 128)]
+        return sizes[:1] if settings.quick else sizes
+    return [(3, 5, 8, 8, 16)] if settings.quick else [(16, 20, 64, 64, 128)]
 
 
-def make_decoder(plan: Plan, size: tuple[int, int, int, int, int], masked: bool) -> Decoder:
+def build_decoder(settings: AttentionSettings, size: tuple[int, int, int, int, int], masked: bool) -> Decoder:
     batch, keys, hidden, query_width, value_width = size
-    steps = 50 if plan.on_gpu else 10
+    steps = 50 if settings.on_gpu else 10
     return Decoder(
         steps=steps,
-        score=plan.additive(query_width, value_width, hidden),
-        query=plan.random(steps, batch, query_width),
-        key=plan.random(batch, keys, value_width),
-        value=plan.random(batch, keys, value_width),
+        score=settings.build_score(query_width, value_width, hidden),
+        query=settings.random(steps, batch, query_width),
+        key=settings.random(batch, keys, value_width),
+        value=settings.random(batch, keys, value_width),
         lengths=torch.randint(keys // 2, keys + 1, (batch,)) if masked else None,
     )
 
@@ -300,14 +288,14 @@ def ours_loop(d: Decoder) -> Run:
         prepared, contexts = d.score.prepare(d.key), []
         for query in d.query.unbind():
             context = jumok.attend(query[:, None], prepared, d.value, score=d.score, mask=mask)
-            contexts.append(context.squeeze(1))  # a view both ways, where [:, 0] would be copied in the backward
-        return contexts_and_gradients(contexts, d.leaves)
+            contexts.append(context.squeeze(1))  # squeeze is a view; the backward of [:, 0] would copy
+        return contexts_with_gradients(contexts, d.leaves)
 
     return run
 
 
 def plain_loop(d: Decoder, steps: Callable[..., Any], at_once: int) -> Run:
-    """The same in plain PyTorch, where ``steps`` makes ``at_once`` steps in one call."""
+    """The same in plain PyTorch; ``steps`` computes ``at_once`` steps in one call."""
     query, key, value, w, u, v = d.leaves
     allowed = None
     if d.lengths is not None:
@@ -317,7 +305,7 @@ def plain_loop(d: Decoder, steps: Callable[..., Any], at_once: int) -> Run:
         prepared, queries, contexts = key @ u.T, query.unbind(), []
         for start in range(0, d.steps, at_once):
             contexts += steps(queries[start : start + at_once], prepared, value, allowed, w, v)
-        return contexts_and_gradients(contexts, d.leaves)
+        return contexts_with_gradients(contexts, d.leaves)
 
     return run
 
@@ -325,7 +313,7 @@ def plain_loop(d: Decoder, steps: Callable[..., Any], at_once: int) -> Run:
 def plain_steps(
     queries: Sequence[Tensor], keys: Tensor, value: Tensor, allowed: Tensor | None, w: Tensor, v: Tensor
 ) -> list[Tensor]:
-    """The contexts of some steps over prepared keys."""
+    """Compute the contexts of some steps over prepared keys."""
     contexts = []
     for query in queries:
         scores = torch.tanh((query @ w.T)[:, None, :] + keys) @ v  # (B, K)
@@ -335,74 +323,74 @@ def plain_steps(
     return contexts
 
 
-def contexts_and_gradients(contexts: list[Tensor], leaves: list[Tensor]) -> list[Tensor]:
-    """All contexts, and the gradients of half the sum of their squares."""
+def contexts_with_gradients(contexts: list[Tensor], leaves: list[Tensor]) -> list[Tensor]:
+    """Return all contexts, and the gradients of half the sum of their squares."""
     out = torch.stack(contexts)
     return [out.detach(), *torch.autograd.grad(out, leaves, out.detach())]
 
 
-def step(report: Report, plan: Plan) -> None:
-    """First all that Python launches, then graphs, then what takes long to compile, if the time suffices."""
-    done: list[tuple[Row, Decoder, dict[str, Run]]] = []
-    for size in step_sizes(plan):
+def step(report: Report, settings: AttentionSettings) -> None:
+    """Measure launched loops first, then CUDA graphs, then what takes long to compile, if there is time."""
+    cases: list[tuple[Row, Decoder, dict[str, Run]]] = []
+    for size in step_sizes(settings):
         for masked in (True, False):
             case = f"B{size[0]} K{size[1]} hidden {size[2]}, {'padding' if masked else 'no mask'}"
-            if plan.case not in case:
+            if settings.case not in case:
                 continue
-            decoder = make_decoder(plan, size, masked)
-            row = report.row("step", case, "forward+backward", dtype=str(plan.dtype), size=size)
-            report.note(row, steps=decoder.steps, path=decoder.path())
+            decoder = build_decoder(settings, size, masked)
+            row = report.row("step", case, "forward+backward", dtype=str(settings.dtype), size=size)
+            report.note(row, steps=decoder.steps, path=decoder.explain_path())
             ways = {"ours": ours_loop(decoder), "eager": plain_loop(decoder, plain_steps, 1)}
-            if plan.compile:
+            if settings.compile:
                 ways["compiled, 1 step"] = plain_loop(decoder, r.compiled(plain_steps), 1)
             for name, run in ways.items():
                 report.measure(row, name, run, hide_launches=False)
             report.check(row, ("out", *STEP_LEAVES), ways, plain_loop(decoder.in_float64(), plain_steps, 1))
-            done.append((row, decoder, ways))
-    if not plan.on_gpu:
+            cases.append((row, decoder, ways))
+    if not settings.on_gpu:
         return
-    for row, _, ways in done:
-        for name, run in reversed(ways.items()):  # ours last: a capture that fails may spoil the next ones
-            as_graph(report, row, name, run)
-    for at_once in () if plan.quick or not plan.compile else (10, 50):
-        for row, decoder, _ in done:
+    for row, _, ways in cases:
+        for name, run in reversed(ways.items()):  # ours last: a failed capture may break later ones
+            measure_graph(report, row, name, run)
+    for at_once in () if settings.quick or not settings.compile else (10, 50):
+        for row, decoder, _ in cases:
             if decoder.lengths is not None:
-                unrolled(report, row, decoder, at_once)
+                measure_unrolled(report, row, decoder, at_once)
 
 
-def as_graph(report: Report, row: Row, name: str, run: Run) -> None:
-    """The same as a CUDA graph. What a replay writes over NaN must be what the launched one gives."""
+def measure_graph(report: Report, row: Row, name: str, run: Run) -> None:
+    """Measure a CUDA graph, and compare the outputs of a replay with those of the launched loop."""
     way = f"{name}, graph"
-    if "error" in row["ways"][name] or report.left < 0:
+    if "error" in row["ways"][name] or report.seconds_left < 0:
         return report.failed(row, way, "skipped")
     try:
-        replay, written = r.captured(run)
-        for x in written:
+        replay, outputs = r.captured(run)
+        for x in outputs:
             x.fill_(math.nan)
         replay()
-        differs = max(r.relative_errors(written, run()), key=r.nan_last)
+        differs = max(r.relative_errors(outputs, run()), key=r.nan_last)
     except Exception as error:
         return report.failed(row, way, f"capture: {r.short(error)}")
     report.measure(row, way, replay)["differs"] = differs
     return report.save()
 
 
-def unrolled(report: Report, row: Row, decoder: Decoder, at_once: int) -> None:
-    """Several steps compiled as one."""
-    name, known = f"compiled, {at_once} steps", row["ways"].get("compiled, 10 steps", {}).get("first_s", 15)
-    guess = 1.2 * known * at_once / 10
-    if guess + 15 > report.left:
-        return report.failed(row, name, f"skipped, compiling would take about {guess:.0f} s")
+def measure_unrolled(report: Report, row: Row, decoder: Decoder, at_once: int) -> None:
+    """Measure several steps compiled together."""
+    name = f"compiled, {at_once} steps"
+    seconds = 1.2 * row["ways"].get("compiled, 10 steps", {}).get("first_s", 15) * at_once / 10
+    if seconds + 15 > report.seconds_left:
+        return report.failed(row, name, f"skipped, compiling would take about {seconds:.0f} s")
     run = plain_loop(decoder, r.compiled(plain_steps), at_once)
     report.measure(row, name, run, hide_launches=False)
-    return as_graph(report, row, name, run)
+    return measure_graph(report, row, name, run)
 
 
 def step_tables(rows: list[Row]) -> None:
     lines: list[list[Any]] = []
     for row in rows:
         ways, row["ratios"] = row["ways"], {}
-        pairs = []  # ours and the fastest compiled one: launched, and as graphs
+        pairs = []  # times of ours and of the fastest compiled way: launched, and as graphs
         for how, end in (("launched", ""), ("graph", ", graph")):
             names = [name for name in ways if re.fullmatch(rf"compiled, \d+ steps?{end}", name)]
             if how == "graph" and not names:
@@ -439,7 +427,7 @@ def step_tables(rows: list[Row]) -> None:
             if name.startswith("compiled") and way.get("first_s", 0) > 1:
                 print(f"  compiling: {row['case']}, {name}: {way['first_s']:.1f} s")
             if not way.get("differs", 0) < 0.02:
-                print(f"  DIFFERS from what is launched by {way['differs']:.1e}: {row['case']}, {name}")
+                print(f"  DIFFERS from the launched loop by {way['differs']:.1e}: {row['case']}, {name}")
 
 
 # ------------------------------------------------------------------------------------------- dot product
@@ -453,102 +441,102 @@ BACKENDS = {
 
 @dataclass(frozen=True)
 class Dot:
-    """One case: the size (B, H, N, d), and what makes the mask."""
+    """A case: the size (B, H, N, d), and a function that builds the mask."""
 
     name: str
     size: tuple[int, int, int, int]
-    make: Callable[[], jumok.masks.Mask] | None = None
+    build_mask: Callable[[], jumok.masks.Mask] | None = None
 
     @property
-    def by_flag(self) -> bool:
-        """Whether SDPA can be told without a tensor."""
+    def needs_no_tensor(self) -> bool:
+        """Whether SDPA expresses the mask without a tensor."""
         return self.name in ("no mask", "causal")
 
 
-def dot_sizes(plan: Plan) -> list[tuple[int, int, int, int]]:
-    """One long sequence, a batch, and many short ones as in training a translator."""
-    if plan.on_gpu:
+def dot_sizes(settings: AttentionSettings) -> list[tuple[int, int, int, int]]:
+    """Sizes of one long sequence, a batch, and many short sequences as in training a translator."""
+    if settings.on_gpu:
         many = (128, 8, 64, 64)
-        return [(1, 12, 2048, 64), (4, 12, 1024, 64), many] if plan.quick else [
+        return [(1, 12, 2048, 64), (4, 12, 1024, 64), many] if settings.quick else [
             (1, 12, 16384, 64), (4, 12, 4096, 64), many]  # fmt: skip
-    return [(1, 2, 64, 16), (2, 2, 32, 16), (4, 2, 16, 16)] if plan.quick else [
+    return [(1, 2, 64, 16), (2, 2, 32, 16), (4, 2, 16, 16)] if settings.quick else [
         (1, 4, 1024, 32), (2, 4, 512, 32), (32, 4, 64, 32)]  # fmt: skip
 
 
-def dot_cases(plan: Plan) -> list[Dot]:
+def dot_cases(settings: AttentionSettings) -> list[Dot]:
     masks = jumok.masks
-    one, batch, many = dot_sizes(plan)
-    length = one[2]
-    some = torch.randint(batch[2] // 4, batch[2] + 1, (batch[0],))
-    few = torch.randint(8, many[2] + 1, (many[0],))
-    reach, documents = length // 32, length // 512 if plan.on_gpu else 8
-    mean = length // documents  # a document ends within a sixth of that of where it would if all were equal
+    long, batch, short = dot_sizes(settings)
+    length = long[2]
+    lengths = torch.randint(batch[2] // 4, batch[2] + 1, (batch[0],))
+    short_lengths = torch.randint(8, short[2] + 1, (short[0],))
+    reach, documents = length // 32, length // 512 if settings.on_gpu else 8
+    mean = length // documents  # document boundaries are shifted by up to a sixth of this
     edges = torch.arange(1, documents) * mean + torch.randint(-mean // 6, mean // 6 + 1, (documents - 1,))
     ids = torch.bucketize(torch.arange(length), edges, right=True)
     return [
-        Dot("no mask", one),
-        Dot("causal", one, masks.causal),
-        Dot("padding", batch, lambda: masks.padding(some)),
-        Dot("causal & padding", batch, lambda: masks.causal() & masks.padding(some)),
-        Dot(f"{documents} documents & causal", one, lambda: masks.documents(ids) & masks.causal()),
-        Dot(f"window({reach}, 0)", one, lambda: masks.window(reach, 0)),
-        Dot("short, padding", many, lambda: masks.padding(few)),
-        Dot("short, causal & padding", many, lambda: masks.causal() & masks.padding(few)),
+        Dot("no mask", long),
+        Dot("causal", long, masks.causal),
+        Dot("padding", batch, lambda: masks.padding(lengths)),
+        Dot("causal & padding", batch, lambda: masks.causal() & masks.padding(lengths)),
+        Dot(f"{documents} documents & causal", long, lambda: masks.documents(ids) & masks.causal()),
+        Dot(f"window({reach}, 0)", long, lambda: masks.window(reach, 0)),
+        Dot("short, padding", short, lambda: masks.padding(short_lengths)),
+        Dot("short, causal & padding", short, lambda: masks.causal() & masks.padding(short_lengths)),
     ]
 
 
-def dot(report: Report, plan: Plan) -> None:
-    for case in dot_cases(plan):
+def dot(report: Report, settings: AttentionSettings) -> None:
+    for case in dot_cases(settings):
         try:
-            dot_case(report, plan, case)
+            measure_dot_case(report, settings, case)
         except Exception as error:
             report.failed(report.row("dot", case.name), "all", r.short(error))
 
 
-def dot_case(report: Report, plan: Plan, case: Dot) -> None:
-    leaves = [plan.random(*case.size) for _ in range(3)]
-    upstream = plan.random(*case.size, grad=False)
-    mask = None if case.make is None else case.make()
-    dense = dense_mask(mask, case.size[2], plan.device)
+def measure_dot_case(report: Report, settings: AttentionSettings, case: Dot) -> None:
+    leaves = [settings.random(*case.size) for _ in range(3)]
+    upstream = settings.random(*case.size, grad=False)
+    mask = None if case.build_mask is None else case.build_mask()
+    dense = dense_mask(mask, case.size[2], settings.device)
     ways: dict[str, Run] = {"ours": lambda: jumok.attend(*leaves, mask=mask)}
-    if case.name.startswith("short"):  # where making the mask, once a batch, may take longer than attending
-        ways["ours, new mask"] = lambda: jumok.attend(*leaves, mask=case.make and case.make())
-    told: dict[str, Any] = {"is_causal": mask is not None} if case.by_flag else {"attn_mask": dense}
-    ways["sdpa"] = functools.partial(F.scaled_dot_product_attention, *leaves, **told)
+    if case.name.startswith("short"):  # building the mask for each batch may take longer than attention
+        ways["ours, new mask"] = lambda: jumok.attend(*leaves, mask=case.build_mask and case.build_mask())
+    options: dict[str, Any] = {"is_causal": mask is not None} if case.needs_no_tensor else {"attn_mask": dense}
+    ways["sdpa"] = functools.partial(F.scaled_dot_product_attention, *leaves, **options)
 
     for which in PASSES:
-        row = report.row("dot", case.name, which, dtype=str(plan.dtype), size=case.size)
-        row["path"] = path(*leaves, mask=mask)
-        row["mask_mib"] = 0 if case.by_flag or dense is None else dense.untyped_storage().nbytes() / r.MIB
+        row = report.row("dot", case.name, which, dtype=str(settings.dtype), size=case.size)
+        row["path"] = explain_path(*leaves, mask=mask)
+        row["mask_mib"] = 0 if case.needs_no_tensor or dense is None else dense.untyped_storage().nbytes() / r.MIB
         for name, run in ways.items():
             report.measure(row, name, for_pass(which, run, leaves, upstream))
         for name, backend in BACKENDS.items():
-            if plan.on_gpu and (case.by_flag or name != "flash"):  # flash takes no mask
+            if settings.on_gpu and (case.needs_no_tensor or name != "flash"):  # flash supports no mask
                 with sdpa_kernel(backend):
                     report.measure(row, name, for_pass(which, ways["sdpa"], leaves, upstream))
-    checked = {"ours": lambda: [some_rows(ways["ours"]())], "eager": lambda: [some_rows(ways["sdpa"]())]}
+    checked = {"ours": lambda: [sample_rows(ways["ours"]())], "eager": lambda: [sample_rows(ways["sdpa"]())]}
     with torch.no_grad():
-        report.check(row, ("out",), checked, lambda: [some_rows_in_float64(leaves, dense)])
+        report.check(row, ("out",), checked, lambda: [sample_rows_in_float64(leaves, dense)])
 
 
 def dense_mask(mask: jumok.masks.Mask | None, length: int, device: torch.device) -> Tensor | None:
-    """The mask as one hands it to SDPA: ``(B or 1, 1, N, N)``."""
+    """The mask as a tensor for SDPA: ``(B or 1, 1, N, N)``."""
     if mask is None:
         return None
     dense = mask.to_dense(length, length, device)
     return dense[:, None] if dense.dim() == 3 else dense[None, None]
 
 
-def some_rows(x: Tensor) -> Tensor:
-    """64 of all queries, the first and the last among them."""
+def sample_rows(x: Tensor) -> Tensor:
+    """Select 64 queries, including the first and the last."""
     return x[:, :, torch.linspace(0, x.shape[2] - 1, 64, device=x.device).long()]
 
 
-def some_rows_in_float64(leaves: list[Tensor], dense: Tensor | None) -> Tensor:
+def sample_rows_in_float64(leaves: list[Tensor], dense: Tensor | None) -> Tensor:
     query, key, value = (x.double() for x in leaves)
-    scores = some_rows(query) @ key.mT * query.shape[-1] ** -0.5
+    scores = sample_rows(query) @ key.mT * query.shape[-1] ** -0.5
     if dense is not None:
-        scores = scores.masked_fill(~some_rows(dense), -torch.inf)
+        scores = scores.masked_fill(~sample_rows(dense), -torch.inf)
     return scores.softmax(-1) @ value
 
 
@@ -559,29 +547,29 @@ def dot_tables(rows: list[Row]) -> None:
         best, best_ms = r.fastest(ways, ["sdpa", *BACKENDS])
         row["ratios"] = {"best": ratio(r.get(ways, "ours"), best_ms)}
         times = [r.get(ways, name) for name in ("ours", "sdpa", *BACKENDS)]
-        more = [
+        others = [
             best or "–",
             row["ratios"]["best"],
             r.get(ways, "ours", "host_ms"),
             r.get(ways, "ours", "mib"),
         ]
         mib = r.get(ways, best, "mib")
-        more.append(None if mib is None else mib + row["mask_mib"])
-        lines.append([row["case"], PASSES[row["pass"]], *times, *more])
+        others.append(None if mib is None else mib + row["mask_mib"])
+        lines.append([row["case"], PASSES[row["pass"]], *times, *others])
     title = "Dot product: ms, ratio of ours to the best SDPA, ms to launch ours, peak extra MiB (and mask)"
-    head = ["case", "pass", "ours", "sdpa", *BACKENDS, "best", "/best", "launch", "MiB", "best's"]
+    head = ["case", "pass", "ours", "sdpa", *BACKENDS, "best", "/best", "launch", "MiB", "of best"]
     r.table(title, head, lines)
     for row in rows:
-        anew = row["ways"].get("ours, new mask", {})
-        if "ms" in anew:
-            launch = f", {r.number(anew['host_ms'])} ms to launch" if "host_ms" in anew else ""
-            print(f"  {row['case']}, {row['pass']}, the mask made anew: {r.number(anew['ms'])} ms{launch}")
+        way = row["ways"].get("ours, new mask", {})
+        if "ms" in way:
+            launch = f", {r.number(way['host_ms'])} ms to launch" if "host_ms" in way else ""
+            print(f"  {row['case']}, {row['pass']}, with a new mask: {r.number(way['ms'])} ms{launch}")
     r.error_table("Dot product, 64 rows", rows, ("out",))
 
 
 # -------------------------------------------------------------------------------------------------- main
 
-# In this order: what compiles longest comes last, and leaves out what does not fit into the time.
+# "step" compiles longest, so it comes last and skips what exceeds the time limit.
 SECTIONS = {
     "overhead": (overhead, overhead_tables),
     "additive": (additive, additive_tables),
@@ -591,31 +579,26 @@ SECTIONS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--section", choices=[*SECTIONS, "all"], default="all")
-    parser.add_argument("--quick", action="store_true", help="a look only: fewer, smaller, less often")
-    parser.add_argument("--out", type=Path, help="the JSON file; runs/bench/… unless --quick")
-    parser.add_argument("--case", default="", help="of step: only the cases whose name has this in it")
+    parser = r.build_parser(__doc__, [*SECTIONS], seconds=280)
+    parser.add_argument("--case", default="", help="with --section step: only cases whose name contains this")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="no compiled PyTorch")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=280, help="what does not fit into them is left out")
-    chosen = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
 
     torch.manual_seed(0)
-    plan = Plan(torch.device(chosen.device), chosen.quick, chosen.compile, chosen.case)
-    report = Report("attention", plan.device, seconds=chosen.seconds, repeats=3 if plan.quick else 20)
-    report.begin(chosen.out, quick=chosen.quick, section=chosen.section)
-    if plan.on_gpu:
-        about = report.head["machine"]
-        clock = f"{about['sm_mhz']} MHz by {about['sm_mhz_from']}"
-        report.say(f"floor: 16 tanh a clock, {about['multiprocessors']} multiprocessors, {clock}")
+    settings = AttentionSettings.from_options(options, case=options.case)
+    report = Report("attention", settings.device, seconds=options.seconds, repeats=3 if settings.quick else 20)
+    report.begin(options.out, quick=options.quick, section=options.section)
+    if settings.on_gpu:
+        machine = report.head["machine"]
+        clock = f"{machine['sm_mhz']} MHz by {machine['sm_mhz_from']}"
+        report.log(f"floor: 16 tanh per clock, {machine['multiprocessors']} multiprocessors, {clock}")
 
-    names = list(SECTIONS) if chosen.section == "all" else [chosen.section]
+    names = r.list_sections(options, SECTIONS)
     for name in names:
-        report.run(SECTIONS, name, plan)
+        report.run(SECTIONS, name, settings)
     for name in names:
         report.show(SECTIONS, name)
-        r.paths([row for row in report.rows if row["section"] == name and "path" in row])
+        r.print_paths([row for row in report.rows if row["section"] == name and "path" in row])
     report.end()
 
 

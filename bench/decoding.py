@@ -93,7 +93,7 @@ class Workload:
 def build_random_workload(config: TransformerConfig, text: Text) -> Workload:
     """Random weights, and sentences of random words."""
     torch.manual_seed(0)
-    model = Transformer(config, text.vocabulary, text.vocabulary).eval()
+    model = Transformer(config, text.vocab_size, text.vocab_size).eval()
     with torch.no_grad():
         model.output.weight[[PAD, UNK, BOS, EOS]] = 0  # never the most probable: all reach the limit
     return Workload(model, sorted(text.draw(1)[0][0], key=len), max_length=lambda length: length)

@@ -1,13 +1,13 @@
-"""What does it cost to see attention? A forward, the same with maps of all heads, and tiles to zoom into.
+"""Cost of attention maps: the forward pass, the forward pass with pooled maps of all heads, and tiles to zoom into.
 
     python bench/look.py [--tokens 131072] [--heads 12] [--size 1024] [--tune] [--quick] [--out file.json]
 
-forward   PyTorch's own attention: what it chooses, and cuDNN's kernel, without and with the sums of its rows
-maps      the pooled maps of all heads: on top of the forward, by themselves, and with the sums unknown
-tile      a map of 512 × 512 cells of one head, of rectangles at random: all of it, odd ones, small ones
+forward   PyTorch's own attention: the default kernel, and cuDNN's kernel without and with the row sums
+maps      pooled maps of all heads: together with the forward pass, alone, and with unknown row sums
+tile      a map of 512 × 512 cells of one head, for random rectangles: everything, odd sizes, small sizes
 
-Read the ratios: forward and maps together over the plain forward, measured in turns. On CUDA everything is
-bfloat16. With --tune the pooling kernel is measured in several cuts, and nothing else.
+Compare the ratios: forward and maps together, relative to the plain forward pass, measured in turns. On CUDA
+everything is bfloat16. With --tune, only the pooling kernel is measured, with several block sizes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import functools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import report as r
 import torch
@@ -35,7 +34,7 @@ TILE = 512
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One attention layer: what goes in, and how it is run."""
+    """Inputs of one attention layer."""
 
     query: Tensor  # (1, H, n, D)
     key: Tensor
@@ -49,74 +48,76 @@ class Layer:
     def forward(self) -> Tensor:
         return F.scaled_dot_product_attention(self.query, self.key, self.value, is_causal=self.causal)
 
-    def by_cudnn(self, with_sums: bool) -> tuple[Tensor, Tensor | None]:
-        """The output, and log Σ exp(score) of each row."""
-        found = torch.ops.aten._scaled_dot_product_cudnn_attention(
+    def run_cudnn(self, with_sums: bool) -> tuple[Tensor, Tensor | None]:
+        """Return the output, and log Σ exp(score) of each row."""
+        results = torch.ops.aten._scaled_dot_product_cudnn_attention(
             self.query, self.key, self.value, None, with_sums, 0.0, self.causal
         )
-        return found[0], found[1].reshape(self.query.shape[:3]) if with_sums else None
+        return results[0], results[1].reshape(self.query.shape[:3]) if with_sums else None
 
     def capture(self, sums: Tensor | None) -> CapturedAttention:
         scale, diagonal = self.query.shape[-1] ** -0.5, 0 if self.causal else None
         return CapturedAttention(self.query, self.key, scale=scale, diagonal=diagonal, lse=sums)
 
-    def watched(self, size: int) -> tuple[Tensor, Tensor]:
-        """The forward, and the maps of all heads."""
+    def forward_with_maps(self, size: int) -> tuple[Tensor, Tensor]:
+        """Return the output and the maps of all heads."""
         if not self.on_gpu:
             return self.forward(), statistics.compute_pooled_map(self.capture(None), head=None, size=size)
-        out, sums = self.by_cudnn(with_sums=True)
+        out, sums = self.run_cudnn(with_sums=True)
         return out, statistics.compute_pooled_map(self.capture(sums), head=None, size=size)
 
 
-def build_layer(chosen: argparse.Namespace, causal: bool) -> Layer:
-    device = torch.device(chosen.device)
-    shape = (3, 1, chosen.heads, chosen.tokens, chosen.width)
+def build_layer(options: argparse.Namespace, causal: bool) -> Layer:
+    device = torch.device(options.device)
+    shape = (3, 1, options.heads, options.tokens, options.width)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     return Layer(*torch.randn(shape, device=device).to(dtype).unbind(), causal=causal)
 
 
-# ------------------------------------------------------------------------------------------ what it costs
+# -------------------------------------------------------------------------------------------------- costs
 
 
-def costs(report: Report, chosen: argparse.Namespace) -> None:
+def measure_costs(report: Report, options: argparse.Namespace) -> None:
     for causal in (False, True):
-        layer = build_layer(chosen, causal)
-        case = f"{chosen.tokens:,} tokens, {chosen.heads} heads of {chosen.width}{', causal' if causal else ''}"
-        forward(report, report.row("forward", case), layer)
-        maps(report, report.row("maps", case, f"size {chosen.size}"), layer, chosen.size)
-        for rows, cols in rectangles(chosen.tokens):
+        layer = build_layer(options, causal)
+        case = f"{options.tokens:,} tokens, {options.heads} heads of {options.width}{', causal' if causal else ''}"
+        measure_forward(report, report.row("forward", case), layer)
+        measure_maps(report, report.row("maps", case, f"size {options.size}"), layer, options.size)
+        for rows, cols in draw_rectangles(options.tokens):
             row = report.row("tile", case, f"{rows[1] - rows[0]:,} × {cols[1] - cols[0]:,}")
-            tile(report, row, layer, rows, cols)
+            measure_tile(report, row, layer, rows, cols)
 
 
-def forward(report: Report, row: Row, layer: Layer) -> None:
+def measure_forward(report: Report, row: Row, layer: Layer) -> None:
     report.measure(row, "chosen", layer.forward)
     if layer.on_gpu:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             report.measure(row, "cudnn", layer.forward)
-        report.measure(row, "with sums", functools.partial(layer.by_cudnn, with_sums=True))
+        report.measure(row, "with sums", functools.partial(layer.run_cudnn, with_sums=True))
 
 
-def maps(report: Report, row: Row, layer: Layer, size: int) -> None:
-    report.measure_in_turns(row, {"forward": layer.forward, "forward + maps": functools.partial(layer.watched, size)})
-    sums = layer.by_cudnn(with_sums=True)[1] if layer.on_gpu else None
+def measure_maps(report: Report, row: Row, layer: Layer, size: int) -> None:
+    report.measure_in_turns(
+        row, {"forward": layer.forward, "forward + maps": functools.partial(layer.forward_with_maps, size)}
+    )
+    sums = layer.run_cudnn(with_sums=True)[1] if layer.on_gpu else None
     captured = layer.capture(sums)
     if sums is None:
-        statistics.compute_pooled_map(captured, head=None, size=8)  # and the sums are known
+        statistics.compute_pooled_map(captured, head=None, size=8)  # computes the sums
     report.measure(row, "maps", functools.partial(statistics.compute_pooled_map, captured, head=None, size=size))
     report.measure(
         row, "sums unknown", lambda: statistics.compute_pooled_map(layer.capture(None), head=None, size=size)
     )
-    report.note(row, **errors(layer, captured, size))
-    r.tidy(report.device)
+    report.note(row, **compute_errors(layer, captured, size))
+    r.free_memory(report.device)
 
 
-def errors(layer: Layer, captured: CapturedAttention, size: int) -> dict[str, float]:
-    """Against float64, in the first, the middle and the last row of cells of the first and the last head."""
+def compute_errors(layer: Layer, captured: CapturedAttention, size: int) -> dict[str, float]:
+    """Return errors against float64: the first, middle and last row of cells of the first and last head."""
     maps = statistics.compute_pooled_map(captured, head=None, size=size).double()
     length, cells = layer.query.shape[2], maps.shape[1]
-    across = PoolingAxis(length, maps.shape[2], maps.device)
-    worst, off = 0.0, 0.0
+    key_axis = PoolingAxis(length, maps.shape[2], maps.device)
+    worst_cell, worst_sum = 0.0, 0.0
     for head in (0, maps.shape[0] - 1):
         for cell in (0, cells // 2, cells - 1):
             rows = slice(cell * length // cells, (cell + 1) * length // cells)
@@ -125,32 +126,33 @@ def errors(layer: Layer, captured: CapturedAttention, size: int) -> dict[str, fl
             if layer.causal:
                 last = torch.arange(rows.start, rows.stop, device=scores.device)[:, None]
                 scores.masked_fill_(torch.arange(length, device=scores.device) > last, -torch.inf)
-            exact = across.pool(scores.softmax(-1), 1, slice(0, length)).mean(0)
-            there = exact > 1e-12
-            worst = max(worst, ((maps[head, cell] - exact).abs() / exact)[there].max().item())
+            exact = key_axis.pool(scores.softmax(-1), 1, slice(0, length)).mean(0)
+            nonzero = exact > 1e-12
+            error = ((maps[head, cell] - exact).abs() / exact)[nonzero].max().item()
+            worst_cell = max(worst_cell, error)
             if captured.lse is not None:
-                off = max(off, (captured.lse[0, head, rows] - scores.logsumexp(-1)).abs().max().item())
-    return {"worst_cell": worst, "worst_sum": off}
+                worst_sum = max(worst_sum, (captured.lse[0, head, rows] - scores.logsumexp(-1)).abs().max().item())
+    return {"worst_cell": worst_cell, "worst_sum": worst_sum}
 
 
-def rectangles(tokens: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Rows and columns: all, and some at random of several sizes."""
-    dice = random.Random(1)
-    found = [((0, tokens), (0, tokens))]
+def draw_rectangles(tokens: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Return rows and columns: everything, and random rectangles of several sizes."""
+    rng = random.Random(1)
+    rectangles = [((0, tokens), (0, tokens))]
     for share in (0.9, 0.5, 0.1, 0.01):
-        sides = [max(1, int(share * tokens * dice.uniform(0.7, 1))) for _ in range(2)]
-        starts = [dice.randint(0, tokens - side) for side in sides]
+        sides = [max(1, int(share * tokens * rng.uniform(0.7, 1))) for _ in range(2)]
+        starts = [rng.randint(0, tokens - side) for side in sides]
         rows, cols = ((start, start + side) for start, side in zip(starts, sides, strict=True))
-        found.append((rows, cols))
-    return found
+        rectangles.append((rows, cols))
+    return rectangles
 
 
-def tile(report: Report, row: Row, layer: Layer, rows: tuple[int, int], cols: tuple[int, int]) -> None:
-    captured = layer.capture(layer.by_cudnn(with_sums=True)[1] if layer.on_gpu else None)
+def measure_tile(report: Report, row: Row, layer: Layer, rows: tuple[int, int], cols: tuple[int, int]) -> None:
+    captured = layer.capture(layer.run_cudnn(with_sums=True)[1] if layer.on_gpu else None)
     report.measure(row, "tile", lambda: statistics.compute_pooled_map(captured, rows=rows, cols=cols, size=TILE))
 
 
-def tables(rows: Sequence[Row]) -> None:
+def print_tables(rows: Sequence[Row]) -> None:
     lines = []
     plain = {row["case"]: r.fastest(row["ways"], ["chosen", "cudnn"])[1] for row in rows if row["section"] == "forward"}
     for row in rows:
@@ -159,23 +161,23 @@ def tables(rows: Sequence[Row]) -> None:
         row["ratios"] = {way: ratio(r.get(ways, way), best) for way in ways}
         for way in ways:
             name = row["section"] if way == row["section"] else f"{row['section']}: {way}"
-            found = [r.get(ways, way), row["ratios"][way], r.get(ways, way, "mib"), row.get("worst_cell")]
-            lines.append([row["case"], name, row["pass"], *found])
-    head = ["case", "what", "of", "ms", "/forward", "MiB", "error"]
-    r.table("Seeing attention: ms, over the plain forward, extra MiB, worst cell", head, lines)
+            values = [r.get(ways, way), row["ratios"][way], r.get(ways, way, "mib"), row.get("worst_cell")]
+            lines.append([row["case"], name, row["pass"], *values])
+    head = ["case", "way", "size", "ms", "/forward", "MiB", "error"]
+    r.table("Attention maps: ms, ratio to the plain forward pass, extra MiB, largest error of a cell", head, lines)
 
 
 # ------------------------------------------------------------------------------------------------- tuning
 
 
-def tune(report: Report, chosen: argparse.Namespace) -> None:
-    """The pooling kernel in several cuts; each must give what the first one gives."""
+def tune(report: Report, options: argparse.Namespace) -> None:
+    """Measure the pooling kernel with several block sizes; all must give the same results."""
     from jumok.attention.kernels.lse import PoolingBlockSizes, compute_row_lse
     from jumok.attention.kernels.pooled_maps import compute_pooled_maps
 
     large = PoolingBlockSizes(queries=128, keys=128, num_warps=4, unroll=1, max_registers=168)
     by_warp = large._replace(sum_per_warp=True)
-    cuts = [
+    candidates = [
         PoolingBlockSizes(),
         large,
         by_warp,
@@ -187,65 +189,61 @@ def tune(report: Report, chosen: argparse.Namespace) -> None:
         by_warp._replace(num_polynomials=0),
         by_warp._replace(num_polynomials=2),
     ]
-    layer = build_layer(chosen, chosen.causal)
-    mask = {"diagonal": 0 if layer.causal else None, "scale": chosen.width**-0.5}
+    layer = build_layer(options, options.causal)
+    mask = {"diagonal": 0 if layer.causal else None, "scale": options.width**-0.5}
     query, key = layer.query[0], layer.key[0]
-    row = report.row("tune", f"{chosen.tokens:,} tokens, {chosen.heads} heads", f"size {chosen.size}")
-    report.measure(row, "sums of rows", lambda: compute_row_lse(query, key, **mask))
+    row = report.row("tune", f"{options.tokens:,} tokens, {options.heads} heads", f"size {options.size}")
+    report.measure(row, "row sums", lambda: compute_row_lse(query, key, **mask))
     sums = compute_row_lse(query, key, **mask)
-    output_size = (min(chosen.size, chosen.tokens),) * 2
-    right: Tensor | None = None
-    for blocks in cuts:
+    output_size = (min(options.size, options.tokens),) * 2
+    expected: Tensor | None = None
+    for blocks in candidates:
         name = f"{blocks.queries}×{blocks.keys}, {blocks.num_warps} warps, {blocks.num_stages} stages"
         name += f", unroll {blocks.unroll}, {blocks.max_registers} registers"
         name += f", {blocks.num_polynomials}/4 polynomials"
-        name += f", {blocks.target_programs} programs{', by warp' * blocks.sum_per_warp}"
+        name += f", {blocks.target_programs} programs{', sums per warp' * blocks.sum_per_warp}"
         run: Run = functools.partial(
             compute_pooled_maps, query, key, sums, output_size=output_size, blocks=blocks, **mask
         )
         way = report.measure(row, name, run)
         if "error" not in way:
-            came = run()
-            right = came if right is None else right
-            way["differs"] = ((came - right).abs() / right.clamp(min=1e-12)).max().item()
+            result = run()
+            expected = result if expected is None else expected
+            way["differs"] = ((result - expected).abs() / expected.clamp(min=1e-12)).max().item()
     ways = row["ways"]
     lines = [[name, r.get(ways, name), r.get(ways, name, "differs"), r.get(ways, name, "mib")] for name in ways]
     lines.sort(key=lambda line: (line[1] is None, line[1]))
     r.table(
         "The pooling kernel, fastest first: ms, largest difference, MiB",
-        ["cut", "ms", "differs", "MiB"],
+        ["block sizes", "ms", "differs", "MiB"],
         lines,
     )
 
 
+@torch.no_grad()
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--tokens", type=int, help="131072; 2048 on a CPU")
-    parser.add_argument("--heads", type=int, help="12; 2 on a CPU")
-    parser.add_argument("--width", type=int, default=64, help="of a head")
-    parser.add_argument("--size", type=int, default=1024, help="cells a side of the maps")
-    parser.add_argument("--tune", action="store_true", help="only the pooling kernel, in several cuts")
+    parser = r.build_parser(__doc__, seconds=280)
+    parser.add_argument("--tokens", type=int, help="default: 131072; 2048 on a CPU")
+    parser.add_argument("--heads", type=int, help="default: 12; 2 on a CPU")
+    parser.add_argument("--width", type=int, default=64, help="width of a head")
+    parser.add_argument("--size", type=int, default=1024, help="rows and columns of the maps, in cells")
+    parser.add_argument("--tune", action="store_true", help="only measure block sizes of the pooling kernel")
     parser.add_argument("--causal", action="store_true", help="tune with a causal mask")
-    parser.add_argument("--quick", action="store_true", help="a look only: smaller, less often")
-    parser.add_argument("--out", type=Path, help="the JSON file; runs/bench/… unless --quick")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=280, help="what does not fit into them is left out")
-    chosen = parser.parse_args(arguments)
-    on_gpu = torch.device(chosen.device).type == "cuda"
-    small = (16384 if on_gpu else 256) if chosen.quick else (131072 if on_gpu else 2048)
-    chosen.tokens, chosen.heads = chosen.tokens or small, chosen.heads or (12 if on_gpu else 2)
+    options = parser.parse_args(arguments)
+    on_gpu = torch.device(options.device).type == "cuda"
+    tokens = (16384 if on_gpu else 256) if options.quick else (131072 if on_gpu else 2048)
+    options.tokens, options.heads = options.tokens or tokens, options.heads or (12 if on_gpu else 2)
 
     torch.manual_seed(0)
-    torch.set_grad_enabled(False)
-    report = Report("look", torch.device(chosen.device), seconds=chosen.seconds, repeats=3 if chosen.quick else 10)
-    report.begin(chosen.out, quick=chosen.quick, section="tune" if chosen.tune else "all")
+    report = Report("look", torch.device(options.device), seconds=options.seconds, repeats=3 if options.quick else 10)
+    report.begin(options.out, quick=options.quick, section="tune" if options.tune else "all")
     try:
-        (tune if chosen.tune else costs)(report, chosen)
-    except Exception as error:  # what was measured before is told nevertheless
-        report.failed(report.row("look", "the rest of it"), "all", r.short(error))
-    if not chosen.tune:
-        tables([row for row in report.rows if "all" not in row["ways"]])
-    r.failures(report.rows)
+        (tune if options.tune else measure_costs)(report, options)
+    except Exception as error:  # keep what was measured
+        report.failed(report.row("look", "remaining cases"), "all", r.short(error))
+    if not options.tune:
+        print_tables([row for row in report.rows if "all" not in row["ways"]])
+    r.print_failures(report.rows)
     report.end()
 
 

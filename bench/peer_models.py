@@ -1,4 +1,4 @@
-"""What ours is measured beside: Marian of Hugging Face's transformers, and the usual loop of an RNN."""
+"""Models that ours is compared with: Marian of transformers, and the usual loop of an RNN."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Step = Callable[..., tuple[Tensor, Tensor]]
 
 
 def load_marian(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """What was exported, as transformers loads it."""
+    """Load an exported model with transformers."""
     from transformers import MarianMTModel
     from transformers.utils import logging
 
@@ -27,23 +27,22 @@ def load_marian(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def marian_loss(model: Any, smoothing: float) -> Callable[..., Tensor]:
-    """A function from ids and mask of the source, ids and labels of the target to the summed loss."""
+    """Return the summed loss as a function of source ids and mask, target ids and labels."""
 
-    def loss(source: Tensor, real: Tensor, target: Tensor, labels: Tensor) -> Tensor:
-        # As its data collator does it: no mask for the target, which is padded at the right.
-        seen = {"input_ids": source, "attention_mask": real, "decoder_input_ids": target}
-        logits = model(**seen, use_cache=False).logits.flatten(0, 1)
-        how: dict[str, Any] = {"ignore_index": IGNORE, "label_smoothing": smoothing}
-        return F.cross_entropy(logits, labels.flatten(), reduction="sum", **how)
+    def loss(source: Tensor, source_mask: Tensor, target: Tensor, labels: Tensor) -> Tensor:
+        # As in its data collator: no mask for the target, which is padded at the right.
+        inputs = {"input_ids": source, "attention_mask": source_mask, "decoder_input_ids": target}
+        logits = model(**inputs, use_cache=False).logits.flatten(0, 1)
+        options: dict[str, Any] = {"ignore_index": IGNORE, "label_smoothing": smoothing}
+        return F.cross_entropy(logits, labels.flatten(), reduction="sum", **options)
 
     return loss
 
 
 class Loop(nn.Module):
-    """Bahdanau's model as it is usually written: a Python loop over attention and GRUCell.
+    """Bahdanau's model as a Python loop over attention and GRUCell, with the weights of ``ours``.
 
-    The rest is outside of the loop: the keys' projection before it, readout and generator after it. It begins
-    with the weights of ``ours``.
+    The projection of the keys runs before the loop, readout and generator after it.
     """
 
     def __init__(self, ours: Seq2Seq) -> None:
@@ -68,7 +67,7 @@ class Loop(nn.Module):
             self.readout.bias.copy_(readout.word_projection.bias)
 
     def loss(self, batch: Seq2SeqBatch, step: Step) -> Tensor:
-        """Summed over all labels; ``step`` is :meth:`step`, or that compiled."""
+        """Return the loss summed over all labels; ``step`` is :meth:`step` or its compiled version."""
         annotations, hidden = self.encoder(self.source_embedding(batch.source.ids))
         first = torch.tanh(self.bridge(torch.cat([hidden[0], hidden[1]], -1)))
         readouts = self.decode(self.target_embedding(batch.target.ids), annotations, first, step)
@@ -76,7 +75,7 @@ class Loop(nn.Module):
         return F.cross_entropy(logits, batch.labels.flatten(), reduction="sum")
 
     def decode(self, words: Tensor, annotations: Tensor, state: Tensor, step: Step) -> Tensor:
-        """What the generator reads."""
+        """Return the inputs of the generator."""
         keys, states, contexts = self.key(annotations), [], []
         for word in words.unbind(1):
             state, context = step(self, word, state, keys, annotations)
@@ -92,10 +91,10 @@ class Loop(nn.Module):
 
 
 def load_ctranslate2(marian: Any, folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
-    """The same model in CTranslate2; its words are the ids, as text.
+    """Load the model in CTranslate2, with ids as words.
 
-    Not by its own converter for Marian, which takes the first input of the decoder for a vector of zeros and
-    the last word for <pad>, as the models of the original Marian have it.
+    The converter for Marian cannot be used: as in the original Marian, it expects zeros as the first input of the
+    decoder and <pad> as the last word.
     """
     import ctranslate2
     from ctranslate2.converters import transformers
@@ -115,5 +114,6 @@ def load_ctranslate2(marian: Any, folder: Path, device: torch.device, dtype: tor
     spec.optimize(quantization=str(dtype).removeprefix("torch."))
     folder.mkdir()
     spec.save(str(folder))
-    kind = str(dtype).removeprefix("torch.")
-    return ctranslate2.Translator(str(folder), device=device.type, compute_type=kind, intra_threads=1)
+    return ctranslate2.Translator(
+        str(folder), device=device.type, compute_type=str(dtype).removeprefix("torch."), intra_threads=1
+    )

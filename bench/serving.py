@@ -1,23 +1,22 @@
-"""How fast are translations served, and what happens when too many are asked for?
+"""Speed of serving translations, and behaviour of the server under overload.
 
     python bench/serving.py [RUN] [--section speed|overload|all] [--quick] [--out file.json]
 
-RUN is any run of a Transformer. Without one, it is a Transformer of base size (Vaswani 2017: width 512, 6 + 6
-layers, 8 heads, 2048 inside) whose weights are set by hand so that it repeats its source (echo_model.py). Its
-outputs are as long as translations, and nothing has to be trained. All ways translate the same sentences
-with a beam of 4 on the same cores, which the load generator uses too.
+RUN is a run of a Transformer. The default is a Transformer of base size (Vaswani 2017: width 512, 6 + 6 layers,
+8 heads, feed-forward width 2048) whose weights are set so that it repeats its source (echo_model.py): its outputs
+are as long as translations, without training. All ways translate the same sentences with beam size 4 on the same
+cores, which the load generator uses too.
 
-speed     sentences a second: PyTorch, one text at a time; the server, asked by 32 clients at once, with the
-          engines torch and ctranslate2 (int8); CTranslate2 itself (int8), given batches of as many sentences
-          as there are clients, as tokens; and in between our engine, without a server
-overload  four times the requests a second that the server answers, for a minute: how long those took that
-          were taken, beside what the queue promises (what it holds is done at the speed it has); which
-          statuses came; how much memory the server holds, second by second
+speed     sentences per second: PyTorch, one text at a time; the server with 32 concurrent clients, with the
+          engines torch and ctranslate2 (int8); CTranslate2 itself (int8) with batches of 32 tokenized sentences;
+          and our engine without a server
+overload  for one minute, four times as many requests per second as the server can answer: the latency of accepted
+          requests, compared with the time that the length of the queue allows; the statuses of all responses;
+          the memory of the server in each second
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import collections
 import importlib.util
@@ -32,7 +31,7 @@ import echo_model
 import load_generator
 import report as r
 import torch
-from load_generator import Answer, Client
+from load_generator import Client
 from report import Report, Row, ratio
 from rich.console import Console
 
@@ -45,31 +44,31 @@ from jumok.tasks.training import train
 from jumok.tasks.translate.predictor import TranslationOptions, TranslationPredictor
 from jumok.training import save_weights
 
-BEAM = 4
-BASE = {"width": 512, "num_heads": 8, "feed_forward_width": 2048, "encoder_layers": 6, "decoder_layers": 6}
-TINY = {"width": 16, "num_heads": 2, "feed_forward_width": 32, "encoder_layers": 1, "decoder_layers": 1}
+BEAM_SIZE = 4
+BASE_SIZES = {"width": 512, "num_heads": 8, "feed_forward_width": 2048, "encoder_layers": 6, "decoder_layers": 6}
+TINY_SIZES = {"width": 16, "num_heads": 2, "feed_forward_width": 32, "encoder_layers": 1, "decoder_layers": 1}
 ALONE, TORCH, CT2 = "torch, one at a time", "server, torch", "server, ctranslate2"
 ENGINE, DIRECT = "ctranslate2 by jumok, no server", "ctranslate2 itself"
-TIMES = 4  # as much as can be done: an overload
+OVERLOAD_FACTOR = 4  # requests per second, relative to what the server can answer
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is served, and how much is asked for."""
+class Workload:
+    """The model to serve, and the requests."""
 
     run: Run
     texts: list[str]
     clients: int
-    seconds: float  # of the overload
-    hold: float  # seconds of work that the queue holds then
+    seconds: float  # duration of the overload
+    queue_seconds: float  # seconds of work in the queue during the overload
 
     @property
     def bodies(self) -> list[bytes]:
-        return [load_generator.encode_body(text, BEAM) for text in self.texts]
+        return [load_generator.encode_body(text, BEAM_SIZE) for text in self.texts]
 
 
 def build_echo_run(folder: Path, sizes: dict[str, int], vocabulary: int) -> Run:
-    """A run of this size that repeats its source."""
+    """Build a run of this size that repeats its source."""
     tree: dict[str, Any] = {
         "task": "translate",
         "model": {"type": "transformer", **sizes, "dropout": 0.0, "norm": "pre", "tie_embeddings": "all"},
@@ -79,7 +78,7 @@ def build_echo_run(folder: Path, sizes: dict[str, int], vocabulary: int) -> Run:
     }
     tree["train"] |= {"validate_every": 1, "average_checkpoints": 0, "tensorboard": False, "device": "cpu"}
     run = Run.create_or_resume(folder, recipe.parse(tree))
-    train(build_task(run), Console(quiet=True))  # for its tokenizers
+    train(build_task(run), Console(quiet=True))  # to train its tokenizers
     save_weights(echo_model.set_echo_weights(load_predictor(run, "cpu").model), run.weights_path)
     return run
 
@@ -87,168 +86,160 @@ def build_echo_run(folder: Path, sizes: dict[str, int], vocabulary: int) -> Run:
 # ---------------------------------------------------------------------------------------------------- speed
 
 
-def measure_speed(report: Report, plan: Plan) -> None:
-    row = report.row("speed", f"beam {BEAM}, {plan.clients} clients", sentences=len(plan.texts))
-    search = TranslationOptions(beam_size=BEAM)
-    alone = load_predictor(plan.run, "cpu")
-    _describe(report, row, alone, plan)
-    some = plan.texts[: max(8, len(plan.texts) // 8)]
-    _timed(report, row, ALONE, len(some), lambda: [list(alone.predict([one], search)) for one in some])
+def measure_speed(report: Report, workload: Workload) -> None:
+    row = report.row("speed", f"beam {BEAM_SIZE}, {workload.clients} clients", sentences=len(workload.texts))
+    options = TranslationOptions(beam_size=BEAM_SIZE)
+    predictor = load_predictor(workload.run, "cpu")
+    _describe(report, row, predictor, workload)
+    texts = workload.texts[: max(8, len(workload.texts) // 8)]
+    _measure(report, row, ALONE, len(texts), lambda: [list(predictor.predict([text], options)) for text in texts])
     for way, name in ((TORCH, "torch"), (CT2, "ctranslate2")):
         try:
-            with load_generator.serving(plan.run.folder, name) as server:
-                _note(report, row, way, **asyncio.run(_served(server, plan)))
+            with load_generator.run_server(workload.run.folder, name) as server:
+                _record(report, row, way, **asyncio.run(_measure_server(server, workload)))
         except Exception as error:
             report.failed(row, way, r.short(error))
     try:
-        engine = engines.load_predictor(plan.run, "ctranslate2", "cpu")
+        engine = engines.load_predictor(workload.run, "ctranslate2", "cpu")
     except Exception as error:
         report.failed(row, ENGINE, r.short(error))
         return
-    count = len(plan.texts)
-    groups = [plan.texts[n : n + plan.clients] for n in range(0, count, plan.clients)]
-    _timed(report, row, ENGINE, count, lambda: [list(engine.predict(some, search)) for some in groups])
-    given = [_tokens(engine, some) for some in groups]
-    _timed(report, row, DIRECT, count, lambda: [_directly(engine.engine, some) for some in given])
+    count = len(workload.texts)
+    batches = [workload.texts[n : n + workload.clients] for n in range(0, count, workload.clients)]
+    _measure(report, row, ENGINE, count, lambda: [list(engine.predict(batch, options)) for batch in batches])
+    tokenized = [_tokenize(engine, batch) for batch in batches]
+    _measure(report, row, DIRECT, count, lambda: [_translate_directly(engine.engine, batch) for batch in tokenized])
     speeds = {way: r.get(row["ways"], way, "sentences_s") for way in row["ways"]}
-    compared = ((TORCH, ALONE), (CT2, ALONE), (CT2, DIRECT), (CT2, ENGINE), (ENGINE, DIRECT))
-    report.note(row, ratios={f"{x} / {y}": ratio(speeds[x], speeds[y]) for x, y in compared})
+    pairs = ((TORCH, ALONE), (CT2, ALONE), (CT2, DIRECT), (CT2, ENGINE), (ENGINE, DIRECT))
+    report.note(row, ratios={f"{x} / {y}": ratio(speeds[x], speeds[y]) for x, y in pairs})
 
 
-def _describe(report: Report, row: Row, translator: TranslationPredictor, plan: Plan) -> None:
-    """How long sources and translations are: that decides how fast it goes."""
-    found = list(translator.predict(plan.texts[: plan.clients], TranslationOptions(beam_size=BEAM)))
-    sources = [translator.count_tokens(one) - 1 for one in plan.texts]
-    said = translator.tokenizers.target.encode([one.translation for one in found])
-    weights = sum(one.numel() for one in translator.model.parameters())
+def _describe(report: Report, row: Row, predictor: TranslationPredictor, workload: Workload) -> None:
+    """Note the lengths of sources and translations, which determine the speed."""
+    options = TranslationOptions(beam_size=BEAM_SIZE)
+    predictions = list(predictor.predict(workload.texts[: workload.clients], options))
+    sources = [predictor.count_tokens(text) - 1 for text in workload.texts]
+    targets = predictor.tokenizers.target.encode([prediction.translation for prediction in predictions])
     report.note(
         row,
         source_pieces=statistics.mean(sources),
-        target_pieces=statistics.mean(map(len, said)),
-        finished=statistics.mean(one.finished for one in found),
-        weights=weights,
-        vocabulary=translator.tokenizers.target.vocab_size,
+        target_pieces=statistics.mean(map(len, targets)),
+        finished=statistics.mean(prediction.finished for prediction in predictions),
+        weights=sum(parameter.numel() for parameter in predictor.model.parameters()),
+        vocabulary=predictor.tokenizers.target.vocab_size,
     )
 
 
-def _tokens(translator: Any, texts: Sequence[str]) -> list[list[str]]:
-    source = translator.tokenizers.source
-    prepared = [translator.data.preprocess(text, "source") for text in texts]
+def _tokenize(predictor: Any, texts: Sequence[str]) -> list[list[str]]:
+    source = predictor.tokenizers.source
+    prepared = [predictor.data.preprocess(text, "source") for text in texts]
     return [source.ids_to_tokens(ids) for ids in source.encode(prepared)]
 
 
-def _directly(engine: Any, tokens: list[list[str]]) -> Any:
-    """As CTranslate2 is called, with the length limit that ours has."""
-    limit = max(decoding.default_max_length(len(one) + 1) for one in tokens)
-    return engine.translate_batch(tokens, beam_size=BEAM, max_decoding_length=limit + 1)
+def _translate_directly(engine: Any, tokens: list[list[str]]) -> Any:
+    """Call CTranslate2 with our length limit."""
+    limit = max(decoding.default_max_length(len(sentence) + 1) for sentence in tokens)
+    return engine.translate_batch(tokens, beam_size=BEAM_SIZE, max_decoding_length=limit + 1)
 
 
-def _timed(report: Report, row: Row, way: str, count: int, work: Callable[[], Any]) -> None:
-    began = time.perf_counter()
-    work()
-    seconds = time.perf_counter() - began
-    _note(report, row, way, sentences_s=count / seconds, seconds=seconds)
+def _measure(report: Report, row: Row, way: str, count: int, translate: Callable[[], Any]) -> None:
+    start = time.perf_counter()
+    translate()
+    seconds = time.perf_counter() - start
+    _record(report, row, way, sentences_s=count / seconds, seconds=seconds)
 
 
-async def _served(server: load_generator.Server, plan: Plan) -> dict[str, float]:
+async def _measure_server(server: load_generator.Server, workload: Workload) -> dict[str, float]:
     client = Client(server.port)
-    await load_generator.closed_loop(client, plan.bodies[: 2 * plan.clients], plan.clients)  # to warm up
+    await load_generator.closed_loop(client, workload.bodies[: 2 * workload.clients], workload.clients)  # warm up
     before = await client.metrics()
-    found, seconds = await load_generator.closed_loop(client, plan.bodies, plan.clients)
+    responses, seconds = await load_generator.closed_loop(client, workload.bodies, workload.clients)
     after = await client.metrics()
     client.close()
-    wrong = collections.Counter(one.status for one in found if one.status != 200)
-    if wrong:
-        raise RuntimeError(f"the server answered {dict(wrong)}")
-    batches = _grown(before, after, "jumok_batch_size_count")
-    times = [one.seconds for one in found]
+    errors = collections.Counter(response.status for response in responses if response.status != 200)
+    if errors:
+        raise RuntimeError(f"the server responded with errors (status: count): {dict(errors)}")
+    times = [response.seconds for response in responses]
     return {
-        "sentences_s": len(found) / seconds,
-        "tokens_s": _grown(before, after, "jumok_processed_tokens_total") / seconds,
+        "sentences_s": len(responses) / seconds,
+        "tokens_s": _increase(before, after, "jumok_processed_tokens_total") / seconds,
         "seconds": seconds,
-        "in_a_batch": len(found) / batches,
-        "busy": _grown(before, after, "jumok_batch_duration_seconds_sum") / seconds,  # the share that the model works
+        "mean_batch_size": len(responses) / _increase(before, after, "jumok_batch_size_count"),
+        "busy": _increase(before, after, "jumok_batch_duration_seconds_sum") / seconds,
         "p50_s": statistics.median(times),
-        "p99_s": quantile(times, 0.99),
+        "p99_s": compute_quantile(times, 0.99),
         "mib": server.mib,
     }
 
 
-def _grown(before: dict[str, float], after: dict[str, float], name: str) -> float:
+def _increase(before: dict[str, float], after: dict[str, float], name: str) -> float:
+    """Return how much the metrics whose names start with ``name`` increased."""
     return sum(value - before.get(key, 0.0) for key, value in after.items() if key.startswith(name))
 
 
-def _note(report: Report, row: Row, way: str, **found: Any) -> None:
-    row["ways"][way] = found
-    report.say(f"{row['section']}  {row['case']}  {way}: {r.number(found['sentences_s'])} sentences a second")
+def _record(report: Report, row: Row, way: str, **values: Any) -> None:
+    row["ways"][way] = values
+    report.log(f"{row['section']}  {row['case']}  {way}: {r.number(values['sentences_s'])} sentences per second")
     report.save()
 
 
 # ------------------------------------------------------------------------------------------------- overload
 
 
-def measure_overload(report: Report, plan: Plan) -> None:
-    row = report.row("overload", f"{TIMES} times as much as it does, for {plan.seconds:g} s")
-    way, engine = (CT2, "ctranslate2") if _has_ctranslate2() else (TORCH, "torch")
-    known = next((one["ways"].get(way, {}) for one in report.rows if one["section"] == "speed"), {})
-    if "tokens_s" not in known:
-        with load_generator.serving(plan.run.folder, engine) as server:
-            known = asyncio.run(_served(server, plan))
-    queue = max(plan.clients * BEAM * 16, int(known["tokens_s"] * plan.hold))
+def measure_overload(report: Report, workload: Workload) -> None:
+    row = report.row("overload", f"{OVERLOAD_FACTOR} times the possible load, for {workload.seconds:g} s")
+    has_ctranslate2 = importlib.util.find_spec("ctranslate2") is not None
+    way, engine = (CT2, "ctranslate2") if has_ctranslate2 else (TORCH, "torch")
+    speed = next((row["ways"].get(way, {}) for row in report.rows if row["section"] == "speed"), {})
+    if "tokens_s" not in speed:
+        with load_generator.run_server(workload.run.folder, engine) as server:
+            speed = asyncio.run(_measure_server(server, workload))
+    queue = max(workload.clients * BEAM_SIZE * 16, int(speed["tokens_s"] * workload.queue_seconds))
     batch = min(4096, queue)
     options = ("--max-queue-tokens", str(queue), "--max-batch-tokens", str(batch), "--timeout", "600")
-    with load_generator.serving(plan.run.folder, engine, *options) as server:
-        found = asyncio.run(_overloaded(server, plan, known["sentences_s"] * TIMES))
-    # What the queue holds is done at the speed it has; and a request may just have missed a batch.
-    promise = (queue + batch) / found["tokens_s"]
-    row["ways"][way] = found | {"queue_tokens": queue, "promise_s": promise}
-    report.say(f"overload  {way}: {found['statuses']}, p99 {found['p99_s']:.3g} s of {promise:.3g} s")
+    with load_generator.run_server(workload.run.folder, engine, *options) as server:
+        result = asyncio.run(_overload(server, workload, speed["sentences_s"] * OVERLOAD_FACTOR))
+    # A request waits for at most a full queue, and for a batch that has just started.
+    expected = (queue + batch) / result["tokens_s"]
+    row["ways"][way] = result | {"queue_tokens": queue, "expected_max_s": expected}
+    report.log(f"overload  {way}: {result['statuses']}, p99 {result['p99_s']:.3g} s of at most {expected:.3g} s")
     report.save()
 
 
-def _has_ctranslate2() -> bool:
-    return importlib.util.find_spec("ctranslate2") is not None
-
-
-async def _overloaded(server: load_generator.Server, plan: Plan, each_second: float) -> dict[str, Any]:
+async def _overload(server: load_generator.Server, workload: Workload, requests_s: float) -> dict[str, Any]:
     client = Client(server.port)
-    await load_generator.closed_loop(client, plan.bodies[: 2 * plan.clients], plan.clients)
-    before, began = await client.metrics(), time.perf_counter()
-    found, mib = await load_generator.open_loop(client, server, plan.bodies, each_second, plan.seconds)
-    after, took = await client.metrics(), time.perf_counter() - began
-    good = await client.ask(plan.bodies[0])
+    await load_generator.closed_loop(client, workload.bodies[: 2 * workload.clients], workload.clients)
+    before, start = await client.metrics(), time.perf_counter()
+    responses, mib = await load_generator.open_loop(client, server, workload.bodies, requests_s, workload.seconds)
+    after, seconds = await client.metrics(), time.perf_counter() - start
+    last = await client.post(workload.bodies[0])
     client.close()
-    taken = [one.seconds for one in found if one.status == 200]
-    refused = [one for one in found if one.status == 503]
+    times = [response.seconds for response in responses if response.status == 200]
+    refused = [response for response in responses if response.status == 503]
+    delays = [int(response.retry_after) for response in refused if response.retry_after is not None]
     quarter = max(1, len(mib) // 4)
     return {
-        "asked_s": each_second,
-        "sentences_s": len(taken) / took,
-        "tokens_s": _grown(before, after, "jumok_processed_tokens_total") / took,
-        "statuses": dict(sorted(collections.Counter(one.status for one in found).items())),
-        "p50_s": statistics.median(taken),
-        "p99_s": quantile(taken, 0.99),
-        "longest_s": max(taken),
-        "refused_p99_s": quantile([one.seconds for one in refused], 0.99) if refused else None,
-        "retry_after": _retries(refused),
-        "without_retry_after": sum(one.retry is None for one in refused),
+        "requests_per_s": requests_s,
+        "sentences_s": len(times) / seconds,
+        "tokens_s": _increase(before, after, "jumok_processed_tokens_total") / seconds,
+        "statuses": dict(sorted(collections.Counter(response.status for response in responses).items())),
+        "p50_s": statistics.median(times),
+        "p99_s": compute_quantile(times, 0.99),
+        "longest_s": max(times),
+        "refused_p99_s": compute_quantile([response.seconds for response in refused], 0.99) if refused else None,
+        "retry_after": [min(delays), max(delays)] if delays else [],
+        "without_retry_after": len(refused) - len(delays),
         "mib": mib,
-        # Once the queue is full, nothing more should be held: the second quarter beside the last.
-        "mib_grown": statistics.mean(mib[-quarter:]) - statistics.mean(mib[quarter : 2 * quarter]),
-        "answers_after": good.status == 200,
+        # Once the queue is full, memory should not grow: the last quarter compared with the second.
+        "mib_growth": statistics.mean(mib[-quarter:]) - statistics.mean(mib[quarter : 2 * quarter]),
+        "answers_after": last.status == 200,
     }
 
 
-def _retries(refused: Sequence[Answer]) -> list[int]:
-    """The shortest and the longest that clients were told to stay away, in seconds."""
-    told = [int(one.retry) for one in refused if one.retry is not None]
-    return [min(told), max(told)] if told else []
+def compute_quantile(times: Sequence[float], share: float) -> float:
+    """Return the time that this share of the times did not exceed.
 
-
-def quantile(times: Sequence[float], share: float) -> float:
-    """The time that this share of them did not exceed.
-
-    >>> quantile([3.0, 1.0, 2.0], 0.5)
+    >>> compute_quantile([3.0, 1.0, 2.0], 0.5)
     2.0
     """
     return sorted(times)[min(len(times) - 1, int(share * len(times)))]
@@ -256,62 +247,53 @@ def quantile(times: Sequence[float], share: float) -> float:
 
 # ------------------------------------------------------------------------------------------------- printing
 
-SECTIONS: dict[str, Callable[[Report, Plan], None]] = {"speed": measure_speed, "overload": measure_overload}
+SECTIONS: dict[str, Callable[[Report, Workload], None]] = {"speed": measure_speed, "overload": measure_overload}
 
 
-def show(rows: Sequence[Row]) -> None:
+def print_tables(rows: Sequence[Row]) -> None:
     for row in rows:
-        if row["section"] == "speed":
-            names = ("sentences_s", "in_a_batch", "busy", "p50_s", "p99_s", "mib")
-            lines = [
-                [way, *(found.get(name) for name in names)]
-                for way, found in row["ways"].items()
-                if "error" not in found
-            ]
-            r.table(f"speed: {row['case']}", ["", *names], lines)
-            lines = [[name, value] for name, value in row.get("ratios", {}).items()]
-            if lines:
-                r.table("ratios", ["", "times"], lines)
-        else:
-            names = ("asked_s", "sentences_s", "p50_s", "p99_s", "promise_s", "refused_p99_s", "mib_grown")
-            lines = [[way, *(found.get(name) for name in names)] for way, found in row["ways"].items()]
-            r.table(f"overload: {row['case']}", ["", *names], lines)
-            for way, found in row["ways"].items():
-                told = ", ".join(f"{status}: {count:,}" for status, count in found["statuses"].items())
-                without = found["without_retry_after"]
-                print(f"{way}: {told}; Retry-After {found['retry_after']} s, missing {without} times")
+        names = ["sentences_s", "mean_batch_size", "busy", "p50_s", "p99_s", "mib"]
+        if row["section"] == "overload":
+            names = ["requests_per_s", "sentences_s", "p50_s", "p99_s", "expected_max_s", "refused_p99_s", "mib_growth"]
+        ways = {way: result for way, result in row["ways"].items() if "error" not in result}
+        lines = [[way, *map(result.get, names)] for way, result in ways.items()]
+        r.table(f"{row['section']}: {row['case']}", ["", *names], lines)
+        if "ratios" in row:
+            r.table("ratios of sentences per second", ["", "ratio"], [list(pair) for pair in row["ratios"].items()])
+        if row["section"] == "overload":
+            for way, result in ways.items():
+                statuses = r.format_values({f"{status}:": n for status, n in result["statuses"].items()}, ",")
+                missing = result["without_retry_after"]
+                print(f"{way}: {statuses}; Retry-After {result['retry_after']} s, missing {missing} times")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("run", type=Path, nargs="?", help="a run's folder; otherwise one is made")
-    parser.add_argument("--section", choices=[*SECTIONS, "all"], default="all")
+    parser = r.build_parser(__doc__, [*SECTIONS], device=False)
+    parser.add_argument("run", type=Path, nargs="?", help="folder of a run; default: a model that repeats its source")
     parser.add_argument("--sentences", type=int, default=512)
     parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=60, help="of the overload")
-    parser.add_argument("--hold", type=float, default=5, help="seconds of work that the queue holds then")
-    parser.add_argument("--quick", action="store_true", help="tiny, and no file unless --out names one")
-    parser.add_argument("--out", type=Path, help="the JSON file; runs/bench/… unless --quick")
-    chosen = parser.parse_args(arguments)
+    parser.add_argument("--seconds", type=float, default=60, help="duration of the overload")
+    parser.add_argument("--hold", type=float, default=5, help="seconds of work in the queue during the overload")
+    options = parser.parse_args(arguments)
 
     report = Report("serving", torch.device("cpu"))
-    report.begin(chosen.out, quick=chosen.quick)
-    if chosen.run is not None:
-        run = Run.open(chosen.run)
-    elif chosen.quick:
-        run = build_echo_run(r.RESULTS / "serving-tiny", TINY, 400)
+    report.begin(options.out, quick=options.quick)
+    if options.run is not None:
+        run = Run.open(options.run)
+    elif options.quick:
+        run = build_echo_run(r.RESULTS / "serving-tiny", TINY_SIZES, 400)
     else:
-        run = build_echo_run(r.RESULTS / "serving-base", BASE, 8000)
-    count, clients, seconds = chosen.sentences, chosen.clients, chosen.seconds
-    if chosen.quick:
+        run = build_echo_run(r.RESULTS / "serving-base", BASE_SIZES, 8000)
+    count, clients, seconds = options.sentences, options.clients, options.seconds
+    if options.quick:
         count, clients, seconds = 24, 4, min(seconds, 2.0)
     texts = [pair.english for pair in english_korean.read_pairs("test", count)]
-    plan = Plan(run, texts, clients, seconds, min(chosen.hold, seconds))
-    report.head |= {"model": asdict(run.recipe.model), "beam_size": BEAM}
-    for name in SECTIONS if chosen.section == "all" else [chosen.section]:
-        SECTIONS[name](report, plan)
-    show(report.rows)
-    r.failures([row for row in report.rows if row["section"] == "speed"])
+    workload = Workload(run, texts, clients, seconds, min(options.hold, seconds))
+    report.head |= {"model": asdict(run.recipe.model), "beam_size": BEAM_SIZE}
+    for name in r.list_sections(options, SECTIONS):
+        SECTIONS[name](report, workload)
+    print_tables(report.rows)
+    r.print_failures(report.rows)
     report.end()
 
 

@@ -1,26 +1,26 @@
-"""How fast does a voice learn, and how fast does it speak?
+"""Training speed and synthesis speed of Tacotron.
 
     python bench/speech.py [--section training|synthesis|all] [--quick] [--out file.json]
 
-training     Tacotron with style tokens, of the sizes of the recipe tacotron/arctic and in its batches, beside
+training     Tacotron with style tokens, with the sizes and batches of the recipe tacotron/arctic, compared with
              the same network whose decoder is the usual Python loop (frame_loop.py)
-synthesis    from symbols to a waveform on the CPU, with one thread and with two: one sentence, and four at a
-             time; and its parts, the network and Griffin-Lim
+synthesis    from symbols to a waveform on the CPU, with one thread and with two, for one sentence and for four
+             at a time; and its parts, the network and Griffin-Lim
 
-Before anything is measured, both decoders get the same weights, and must say the same in float32: mels to
-1e-4, the loss and the length of its gradient to a thousandth, with the same dropout. Both learn from the same
-utterances by the step of `jumok train`: a batch from the host to the device, loss, gradients, clipping, Adam
-(fused), by autocast in bfloat16 on CUDA. Ours is as `jumok train` has it there, with batches that are alike
-and steps as CUDA graphs. frames/s counts real frames, never padding.
+Before measuring, both decoders get the same weights, and their outputs must be equal in float32: mels to 1e-4,
+the loss and the norm of its gradient to 0.1 %, with the same dropout. Both train on the same utterances with the
+steps of `jumok train`: a batch from the host to the device, loss, gradients, clipping, Adam (fused), by autocast
+in bfloat16 on CUDA. Ours has static shapes and CUDA graphs there, as in `jumok train`. frames/s counts real
+frames, never padding.
 
-Sounds are random, and as long as real ones: SYMBOLS and PACE are those of 250 recordings of CMU Arctic, as
-the recipe trims them. How fast a voice speaks does not depend on what it says, so it need not be trained: it
-is kept from stopping, and cut when a reader would have come to the end. Without a GPU, training is small.
+Inputs are random. Their lengths follow NUM_SYMBOLS and LOG_FRAMES_PER_SYMBOL, measured on 250 recordings of CMU
+Arctic that were trimmed as in the recipe. Synthesis speed does not depend on the weights, so the network is not
+trained: it never stops by itself, and is stopped after the usual number of frames. Without a GPU, training is
+small.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import dataclasses
 import functools
@@ -30,17 +30,16 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import report as r
 import torch
 from frame_loop import FrameLoop, with_frame_loop
-from report import Report, Row, Run, ratio
+from report import Report, Row, Settings, ratio
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from training import Plan
+from training_runs import TrainingRun, Way, build_learner_round, count_weights, measure_way
 
 from jumok import recipe
 from jumok.batches.speech import SpeechBatch
@@ -50,25 +49,20 @@ from jumok.data.batching.speech import SpeechBatcher
 from jumok.models.layers.style_tokens import StyleConfig
 from jumok.models.tacotron import Tacotron, TacotronConfig
 from jumok.training.config import TrainConfig
-from jumok.training.distributed import DistributedRanks
-from jumok.training.learner import Learner
-from jumok.training.prefetch import StepBatches, pin_memory
 
 RECIPE = "tacotron/arctic"
-ALPHABET = 36  # symbols, special ones included
-# Mean and deviation of the symbols of a text (with the end), and of the logarithm of frames a symbol.
-SYMBOLS, PACE = (48.9, 14.7), (1.537, 0.136)
-FEWEST, MOST = 12, 82  # symbols
-SHORT = (9.0, 2.0)  # the symbols of a text, for a look only
-EQUAL, ALIKE = 1e-4, 1e-3  # how far mels may be apart, and the share that losses and gradients may
-ASKED = 3.0  # times as fast as the loop
-COMPILING, LAUNCHING = 45, 5  # seconds, on a GPU: a way is left out where fewer are left
+NUM_CLASSES = 36  # symbols, including special ones
+# Mean and deviation of the number of symbols of a text (with </s>), and of the logarithm of frames per symbol.
+NUM_SYMBOLS, LOG_FRAMES_PER_SYMBOL = (48.9, 14.7), (1.537, 0.136)
+MIN_SYMBOLS, MAX_SYMBOLS = 12, 82
+QUICK_NUM_SYMBOLS = (9.0, 2.0)
+MAX_MEL_DIFFERENCE, MAX_RELATIVE_DIFFERENCE = 1e-4, 1e-3  # of mels; of losses and gradients
 THREADS = (1, 2)
-TIMES = 5  # that speaking is measured
-AT_ONCE = (1, 4)
-COUNTED = 4  # steps of a decoder, and twice as many, whose kernels are counted
+NUM_TURNS = 5
+SYNTHESIS_BATCH_SIZES = (1, 4)
+NUM_COUNTED_STEPS = 4  # kernels of so many decoder steps, and of twice as many, are counted
 
-SMALL = TacotronConfig(
+SMALL_CONFIG = TacotronConfig(
     n_mels=6,
     embedding_width=8,
     encoder_width=4,
@@ -89,114 +83,108 @@ SMALL = TacotronConfig(
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured with."""
+    """Sizes of the model and of the data."""
 
     model: TacotronConfig
     train: TrainConfig
     frames: int  # of a batch
-    utterances: int  # of which batches are made
-    symbols: tuple[float, float] = SYMBOLS
+    utterances: int
+    num_symbols: tuple[float, float] = NUM_SYMBOLS
 
 
-def sizes(plan: Plan) -> Sizes:
-    known = recipe.load(RECIPE)
-    train = dataclasses.replace(known.train, schedule="constant", warmup_steps=0)
-    if plan.quick:
-        return Sizes(SMALL, train, 150, 12, SHORT)
-    return Sizes(known.model, train, *((train.batch_tokens, 1024) if plan.on_gpu else (1200, 64)))
+def get_sizes(settings: Settings) -> Sizes:
+    loaded = recipe.load(RECIPE)
+    train = dataclasses.replace(loaded.train, schedule="constant", warmup_steps=0)
+    if settings.quick:
+        return Sizes(SMALL_CONFIG, train, 150, 12, QUICK_NUM_SYMBOLS)
+    return Sizes(loaded.model, train, *((train.batch_tokens, 1024) if settings.on_gpu else (1200, 64)))
 
 
-def utterances(sizes: Sizes, *, fixed_shapes: bool) -> SpeechBatcher:
-    """Drawn; the same each time."""
-    chance = np.random.default_rng(0)
-    fewest = FEWEST if sizes.symbols == SYMBOLS else 2
-    symbols = np.clip(np.rint(chance.normal(*sizes.symbols, sizes.utterances)), fewest, MOST).astype(int)
-    frames = np.rint(symbols * chance.lognormal(*PACE, sizes.utterances)).astype(int)
-    texts = [[*chance.integers(len(SPECIAL_TOKENS), ALPHABET, many - 1).tolist(), EOS] for many in symbols.tolist()]
-    spectra = [chance.random((many, sizes.model.n_mels), np.float32) for many in frames.tolist()]
-    places = [np.arange(long) * many // long for long, many in zip(frames, symbols, strict=True)]
+def draw_utterances(sizes: Sizes, *, fixed_shapes: bool) -> SpeechBatcher:
+    """Draw random utterances, the same ones in every call."""
+    rng = np.random.default_rng(0)
+    fewest = MIN_SYMBOLS if sizes.num_symbols == NUM_SYMBOLS else 2
+    symbols = np.clip(np.rint(rng.normal(*sizes.num_symbols, sizes.utterances)), fewest, MAX_SYMBOLS).astype(int)
+    frames = np.rint(symbols * rng.lognormal(*LOG_FRAMES_PER_SYMBOL, sizes.utterances)).astype(int)
+    texts = [[*rng.integers(len(SPECIAL_TOKENS), NUM_CLASSES, count - 1).tolist(), EOS] for count in symbols.tolist()]
+    mels = [rng.random((count, sizes.model.n_mels), np.float32) for count in frames.tolist()]
+    frame_symbols = [np.arange(n) * count // n for n, count in zip(frames, symbols, strict=True)]
     return SpeechBatcher(
-        texts, spectra, max_frames=sizes.frames, seed=1, fixed_shapes=fixed_shapes, frame_symbols=places
+        texts, mels, max_frames=sizes.frames, seed=1, fixed_shapes=fixed_shapes, frame_symbols=frame_symbols
     )
 
 
-def network(config: TacotronConfig) -> Tacotron:
+def build_network(config: TacotronConfig) -> Tacotron:
     torch.manual_seed(0)
-    return Tacotron(config, ALPHABET)
+    return Tacotron(config, NUM_CLASSES)
 
 
-# --------------------------------------------------------------------------------------- is it the same?
+# ------------------------------------------------------------------------------------- equality of outputs
 
 
-def check(plan: Plan, ours: Tacotron, batch: SpeechBatch) -> dict[str, float]:
-    """How far both decoders are apart in float32; an error if it is too far."""
-    batch = batch.to(plan.device)
-    moved = copy.deepcopy(ours).to(plan.device)
+def check(settings: Settings, ours: Tacotron, batch: SpeechBatch) -> dict[str, float]:
+    """Return how far the outputs of both decoders differ in float32; raise an error if it is too far."""
+    batch = batch.to(settings.device)
+    model = copy.deepcopy(ours).to(settings.device)
     torch.manual_seed(1)
-    with torch.no_grad():  # else no bias and no refinement would do anything
-        for parameter in moved.parameters():
+    with torch.no_grad():  # initially, biases and the post-net have no effect
+        for parameter in model.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
-    both = moved, with_frame_loop(moved)
-    exactly = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        mels = [model.eval().predict_teacher_forced(batch) for model in both]
+    models = model, with_frame_loop(model)
+    with r.without_tf32():
+        mels = [model.eval().predict_teacher_forced(batch) for model in models]
         losses, norms = [], []
-        for model in both:
-            torch.manual_seed(2)  # what is dropped
+        for model in models:
+            torch.manual_seed(2)  # the same dropout
             total = model.train().loss(batch).total
             total.backward()
             losses.append(float(total.detach()))
-            found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-            norms.append(float(nn.utils.get_total_norm(found)))
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = exactly
-    told = {"mels": float((mels[0] - mels[1]).abs().max())}
-    for name, (one, other) in (("loss", losses), ("gradient", norms)):
-        told[name] = abs(one - other) / abs(other)
-    if not (told["mels"] <= EQUAL and max(told["loss"], told["gradient"], key=r.nan_last) <= ALIKE):
-        raise RuntimeError(f"the decoders do not say the same: they differ by {told}")
-    return told
+            gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+            norms.append(float(nn.utils.get_total_norm(gradients)))
+    differences = {"mels": float((mels[0] - mels[1]).abs().max())}
+    for name, (x, y) in (("loss", losses), ("gradient", norms)):
+        differences[name] = abs(x - y) / abs(y)
+    relative = max(differences["loss"], differences["gradient"], key=r.nan_last)
+    if not (differences["mels"] <= MAX_MEL_DIFFERENCE and relative <= MAX_RELATIVE_DIFFERENCE):
+        raise RuntimeError(f"the outputs of the decoders must be equal, but differ by {differences}")
+    return differences
 
 
-class _Operations(TorchDispatchMode):
-    """Counts what PyTorch is asked to compute."""
+class _OperationCounter(TorchDispatchMode):
+    """Counts the operations that compute something."""
 
-    MAKE_NOTHING = ("empty", "new_empty", "empty_like", "new_empty_strided", "empty_strided", "_unsafe_view")
+    ALLOCATIONS = ("empty", "new_empty", "empty_like", "new_empty_strided", "empty_strided", "_unsafe_view")
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += not func.is_view and func._schema.name.partition("::")[2] not in self.MAKE_NOTHING
+        self.count += not func.is_view and func._schema.name.partition("::")[2] not in self.ALLOCATIONS
         return func(*args, **(kwargs or {}))
 
 
-def launches(plan: Plan, model: Tacotron) -> float:
-    """The kernels of a step of the decoder, forward and backward; on a CPU, operations instead of kernels.
+def count_launches(settings: Settings, model: Tacotron) -> float:
+    """Count the kernels of a decoder step, forward and backward; on a CPU, operations instead of kernels.
 
-    Those of so many steps more, by their number.
+    The count is the difference of two numbers of steps, divided by the additional steps.
     """
-    model = copy.deepcopy(model).to(plan.device).train()
+    model = copy.deepcopy(model).to(settings.device).train()
     step = model.config.reduction_factor
 
     def count(steps: int) -> int:
-        mels = [
-            torch.rand(steps * step, model.config.n_mels),
-            torch.rand(steps * step - 1, model.config.n_mels),
-        ]
-        batch = SpeechBatch.from_sequences([[*range(4, 20), EOS], [4, EOS]], mels).to(plan.device)
+        mels = [torch.rand(frames, model.config.n_mels) for frames in (steps * step, steps * step - 1)]
+        batch = SpeechBatch.from_sequences([[*range(4, 20), EOS], [4, EOS]], mels).to(settings.device)
 
         def run() -> None:
-            with plan.autocast():
+            with settings.autocast():
                 total = model.loss(batch).total
             total.backward()
 
-        if not plan.on_gpu:
-            with _Operations() as counted:
+        if not settings.on_gpu:
+            with _OperationCounter() as counter:
                 run()
-            return counted.count
+            return counter.count
         run()
         torch.cuda.synchronize()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -204,209 +192,149 @@ def launches(plan: Plan, model: Tacotron) -> float:
             torch.cuda.synchronize()
         return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
 
-    return (count(2 * COUNTED) - count(COUNTED)) / COUNTED
+    return (count(2 * NUM_COUNTED_STEPS) - count(NUM_COUNTED_STEPS)) / NUM_COUNTED_STEPS
 
 
 # ---------------------------------------------------------------------------------------------- training
 
 
-@dataclass(frozen=True)
-class Way:
-    name: str
-    make: Callable[[], Run]  # a round over all batches, which gives the losses
-    needs: int = LAUNCHING
-
-
-def training(report: Report, plan: Plan) -> None:
-    size = sizes(plan)
-    ours = network(size.model)
-    batches = {static: utterances(size, fixed_shapes=static) for static in (False, True)}
-    # The same utterances for all: some batches, from short to long ones.
-    every = sorted(batches[True].batches(0), key=lambda index: int(batches[True].lengths[index].max()))
-    chosen = [every[int((at + 0.5) * len(every) / plan.batches)] for at in range(plan.batches)]
-    lengths = [batches[False].lengths[index] for index in chosen]
-    case = f"{sum(map(len, chosen))} utterances in {len(chosen)} batches of {size.frames:,} frames"
-    row = report.row("training", case, dtype=str(plan.dtype), config=dataclasses.asdict(size.model))
-    row["frames"] = int(sum(each.sum() for each in lengths))
-    row["steps"] = int(sum(-(-each.max() // size.model.reduction_factor) for each in lengths))
+def training(report: Report, settings: Settings) -> None:
+    sizes = get_sizes(settings)
+    ours = build_network(sizes.model)
+    data = {static: draw_utterances(sizes, fixed_shapes=static) for static in (False, True)}
+    # All ways get the same utterances: some batches, from short to long ones.
+    batches = sorted(data[True].batches(0), key=lambda index: int(data[True].lengths[index].max()))
+    count = settings.num_batches
+    batches = [batches[int((n + 0.5) * len(batches) / count)] for n in range(count)]
+    lengths = [data[False].lengths[index] for index in batches]
+    case = f"{sum(map(len, batches))} utterances in {len(batches)} batches of {sizes.frames:,} frames"
+    row = report.row("training", case, dtype=str(settings.dtype), config=dataclasses.asdict(sizes.model))
+    row["frames"] = int(sum(batch.sum() for batch in lengths))
+    row["steps"] = int(sum(-(-batch.max() // sizes.model.reduction_factor) for batch in lengths))
     row["real"] = {
-        name: row["frames"] / sum(batches[static].collate(index).mels.shape[:2].numel() for index in chosen)
+        name: row["frames"] / sum(data[static].collate(index).mels.shape[:2].numel() for index in batches)
         for name, static in (("static shapes", True), ("as long as the longest", False))
     }
-    row["weights"] = {
-        name: sum(parameter.numel() for parameter in model.parameters())
-        for name, model in (("ours", ours), ("loop", with_frame_loop(ours)))
-    }
-    report.note(row, differs=check(plan, ours, batches[False].collate(chosen[0][:8])))
+    models = {"ours": ours, "loop": with_frame_loop(ours)}
+    row["weights"] = {name: count_weights(model) for name, model in models.items()}
+    report.note(row, differs=check(settings, ours, data[False].collate(batches[0][:8])))
 
-    def learned(model: Callable[[], Tacotron], graphs: bool) -> Callable[[], Run]:
-        data = batches[graphs and plan.on_gpu]
-        settings = dataclasses.replace(size.train, cuda_graphs="auto" if graphs else False)
-        return lambda: learning(plan, model(), settings, [data.collate(index) for index in chosen])
+    def build(build_model: Callable[[], Tacotron], graphs: bool) -> Callable[[], TrainingRun]:
+        config = dataclasses.replace(sizes.train, cuda_graphs="auto" if graphs else False)
+        collate = data[graphs and settings.on_gpu].collate
+        return lambda: build_learner_round(settings, build_model(), config, [collate(index) for index in batches])
 
     ways = [
-        Way("ours", learned(lambda: copy.deepcopy(ours), graphs=True)),
-        Way("loop", learned(lambda: with_frame_loop(ours), graphs=False)),
+        Way("ours", build(lambda: copy.deepcopy(ours), graphs=True)),
+        Way("loop", build(lambda: with_frame_loop(ours), graphs=False)),
     ]
-    if plan.on_gpu:
-        ways.append(Way("ours, launched", learned(lambda: copy.deepcopy(ours), graphs=False)))
-        ways.append(Way("loop, graph", learned(lambda: with_frame_loop(ours), graphs=True)))
-    if plan.compile:
+    if settings.on_gpu:
+        ways.append(Way("ours, launched", build(lambda: copy.deepcopy(ours), graphs=False)))
+        ways.append(Way("loop, graph", build(lambda: with_frame_loop(ours), graphs=True)))
+    if settings.compile:
         step = torch.compile(FrameLoop.step, dynamic=True)  # batches have many lengths
-        ways.append(Way("loop, compiled", learned(lambda: with_frame_loop(ours, step), graphs=False), COMPILING))
+        ways.append(Way("loop, compiled", build(lambda: with_frame_loop(ours, step), graphs=False), compiles=True))
     for way in ways:
-        measure(report, row, way)
-    for name, model in (("ours", ours), ("loop", with_frame_loop(ours))):
+        measure_way(report, row, way, "frames", "frames_s")
+    for name, model in models.items():
         try:
-            row.setdefault("launches", {})[name] = launches(plan, model)
-        except Exception as error:  # not every machine lets one count
+            row.setdefault("launches", {})[name] = count_launches(settings, model)
+        except Exception as error:  # the profiler is not available on every machine
             report.note(row, errors={"error": r.short(error)})
     report.save()
-
-
-def learning(plan: Plan, model: nn.Module, settings: TrainConfig, batches: Sequence[SpeechBatch]) -> Run:
-    """A round of the steps of `jumok train`."""
-    learner = Learner(model, settings, DistributedRanks(device=plan.device), None)
-    made = [pin_memory(batch) if plan.on_gpu else batch for batch in batches]
-    works = [StepBatches(0, at, (0, at + 1), [(batch, 1)]) for at, batch in enumerate(made)]
-    number = 0
-
-    def run() -> list[torch.Tensor]:
-        nonlocal number
-        losses = []
-        for work in works:
-            number += 1
-            told = learner.step(work, number)
-            losses.append(told[0] / told[1])
-        if learner.capture_error:
-            raise RuntimeError(f"steps could not be recorded: {learner.capture_error}")
-        return losses
-
-    return run
-
-
-def measure(report: Report, row: Row, way: Way) -> None:
-    """Make one way and measure it, and leave nothing of it behind."""
-    if report.device.type == "cuda" and report.left < way.needs:
-        told = f"skipped, it may take {way.needs} s and {report.left:.0f} are left"
-        return report.failed(row, way.name, told)
-    losses: list[float] = []
-    try:
-        made = way.make()
-
-        def run() -> None:
-            found = made()
-            if not losses:  # the first round
-                losses.extend(float(x) for x in found)
-
-        found = report.measure(row, way.name, run, hide_launches=False)
-    except Exception as error:
-        return report.failed(row, way.name, r.short(error))
-    if losses:
-        found["start"] = losses[0]
-    if "ms" in found:
-        found["frames_s"] = row["frames"] / found["ms"] * 1e3
-    torch._dynamo.reset()
-    r.tidy(report.device)
-    return report.save()
 
 
 def training_tables(rows: list[Row]) -> None:
     for row in rows:
         ways = row["ways"]
         peers = [name for name in ("loop", "loop, compiled", "loop, graph") if name in ways]
-        row["ratios"] = {
-            f"{name} / {peer}": ratio(r.get(ways, name), r.get(ways, peer))
-            for name in ways
-            for peer in peers
-            if name.startswith("ours")
-        }
+        row["ratios"] = r.ratios_to_peers(ways, peers)
         lines = []
         for name, way in ways.items():
-            figures = [way.get(what) for what in ("frames_s", "ms", "host_ms")]
-            a_step = ratio(1e3 * way["ms"] if "ms" in way else None, row["steps"])
-            more = [way.get(what) for what in ("mib", "first_s", "start")]
-            lines.append([name, *figures, a_step, *more, *(ratio(r.get(ways, p), way.get("ms")) for p in peers)])
-        marks = "abc"[: len(peers)]
-        head = ["way", "frames/s", "ms", "launch", "µs a step", "MiB", "first s", "loss"]
-        r.table(f"Training, {row['case']}, a round", [*head, *(f"× {m}" for m in marks)] if lines else head, lines)
-        told = ", ".join(f"{mark}: {peer}" for mark, peer in zip(marks, peers, strict=True))
-        print(f"  times as fast as {told}; at least {ASKED:g} times a are asked for")
+            speed = [way.get(key) for key in ("frames_s", "ms", "host_ms")]
+            per_step = ratio(1e3 * way["ms"] if "ms" in way else None, row["steps"])
+            others = [way.get(key) for key in ("mib", "first_s", "start")]
+            lines.append([name, *speed, per_step, *others, *r.speedups(ways, name, peers)])
+        head = ["way", "frames/s", "ms", "launch", "µs per step", "MiB", "first s", "loss"]
+        r.table(f"Training, {row['case']}, one round", [*head, *(f"× {m}" for m in "abc"[: len(peers)])], lines)
+        r.print_peers(peers)
         if "launches" in row:
-            told = ", ".join(f"{name} {count:.0f}" for name, count in row["launches"].items())
-            print(f"  kernels (on a CPU operations) of a step of the decoder, and back: {told}")
-        told = ", ".join(f"{name} {x:.0e}" for name, x in row["differs"].items())
-        print(f"  with equal weights both differ by: {told}")
-        told = ", ".join(f"{name} {share:.0%}" for name, share in row["real"].items())
-        print(f"  real frames of all that are computed: {told}")
+            print(f"  kernels (on a CPU, operations) of a decoder step: {r.format_values(row['launches'], '.0f')}")
+        print(f"  with equal weights, outputs differ by: {r.format_values(row['differs'], '.0e')}")
+        print(f"  share of real frames: {r.format_values(row['real'], '.0%')}")
 
 
 # --------------------------------------------------------------------------------------------- synthesis
 
 
-def synthesis(report: Report, plan: Plan) -> None:
-    """On the CPU, whatever the device."""
-    known = recipe.load(RECIPE)
-    config = dataclasses.replace(SMALL, n_mels=known.audio.n_mels) if plan.quick else known.model
-    model, sound = network(config).eval(), AudioProcessor(known.audio)
+def synthesis(report: Report, settings: Settings) -> None:
+    """Measure synthesis on the CPU, whatever the device is."""
+    loaded = recipe.load(RECIPE)
+    config = dataclasses.replace(SMALL_CONFIG, n_mels=loaded.audio.n_mels) if settings.quick else loaded.model
+    model, audio = build_network(config).eval(), AudioProcessor(loaded.audio)
     nn.init.zeros_(model.decoder.stop_projection.weight)
-    nn.init.constant_(model.decoder.stop_projection.bias, -1.0)  # it never says that this was the last frame
-    before, turns = torch.get_num_threads(), 2 if plan.quick else known.decode.griffin_lim_iterations
-    symbols = round(SHORT[0] if plan.quick else SYMBOLS[0])
-    frames = round(symbols * float(np.exp(PACE[0])))
+    nn.init.constant_(model.decoder.stop_projection.bias, -1.0)  # never stops
+    threads_before = torch.get_num_threads()
+    iterations = 2 if settings.quick else loaded.decode.griffin_lim_iterations
+    symbols = round(QUICK_NUM_SYMBOLS[0] if settings.quick else NUM_SYMBOLS[0])
+    frames = round(symbols * float(np.exp(LOG_FRAMES_PER_SYMBOL[0])))
 
-    def say(many: int) -> list[Any]:
-        text = Tokens.pad([[*[4 + n % 30 for n in range(symbols - 1)], EOS]] * many)
+    def synthesize(batch_size: int) -> list[Any]:
+        text = Tokens.pad([[*[4 + n % 30 for n in range(symbols - 1)], EOS]] * batch_size)
         with torch.inference_mode():
             return list(model.synthesize(text, max_frames=frames).mels.numpy())
 
-    def hear(mels: list[Any]) -> list[Any]:
-        return [
-            sound.reconstruct_waveform(each, num_iterations=turns, magnitude_power=known.decode.magnitude_power)
-            for each in mels
-        ]
+    def reconstruct(mels: list[Any]) -> list[Any]:
+        power = loaded.decode.magnitude_power
+        return [audio.reconstruct_waveform(x, num_iterations=iterations, magnitude_power=power) for x in mels]
 
     try:
-        for threads, many in itertools.product((1,) if plan.quick else THREADS, AT_ONCE):
+        for threads, batch_size in itertools.product((1,) if settings.quick else THREADS, SYNTHESIS_BATCH_SIZES):
             torch.set_num_threads(threads)
-            case = f"{many} × {symbols} symbols, {frames} frames"
+            case = f"{batch_size} × {symbols} symbols, {frames} frames"
             row = report.row("synthesis", case, "1 thread" if threads == 1 else f"{threads} threads")
-            row |= {"seconds": many * frames * known.audio.frame_seconds, "threads": threads, "turns": turns}
-            row["load"] = os.getloadavg()[0]
-            speak(report, row, functools.partial(say, many), hear, 3 if plan.quick else TIMES)
+            row["seconds"] = batch_size * frames * loaded.audio.frame_seconds
+            row |= {"threads": threads, "griffin_lim_iterations": iterations, "load": os.getloadavg()[0]}
+            synthesize_batch = functools.partial(synthesize, batch_size)
+            measure_synthesis(report, row, synthesize_batch, reconstruct, 3 if settings.quick else NUM_TURNS)
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads_before)
 
 
-def speak(report: Report, row: Row, say: Callable[[], list[Any]], hear: Callable[[list[Any]], Any], times: int) -> None:
-    """Measure both parts, one after the other, so many times; on the clock, and of all cores together."""
+def measure_synthesis(
+    report: Report,
+    row: Row,
+    synthesize: Callable[[], list[Any]],
+    reconstruct: Callable[[list[Any]], Any],
+    repeats: int,
+) -> None:
+    """Measure the network and Griffin-Lim one after the other: elapsed time, and CPU time of all cores."""
     parts = ("ours", "the network", "Griffin-Lim")
-    if report.left <= 0:
-        return report.failed(row, parts[0], "skipped, the time was up")
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in parts}
-    for turn in range(times + 1):
-        if report.left <= 0 and turn > 1:
+    if report.seconds_left <= 0:
+        return report.failed(row, parts[0], r.TIME_LIMIT)
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in parts}
+    for repeat in range(repeats + 1):
+        if report.seconds_left <= 0 and repeat > 1:
             break
-        clocks = [_clocks()]
-        said = say()
-        clocks.append(_clocks())
-        hear(said)
-        clocks.append(_clocks())
-        if turn:  # the first one makes things ready
-            for name, (begin, end) in zip(parts, ((0, 2), (0, 1), (1, 2)), strict=True):
-                wall, cpu = (y - x for x, y in zip(clocks[begin], clocks[end], strict=True))
-                taken[name].append((wall, cpu))
-    for name, found in taken.items():
-        way = row["ways"][name] = r._spread([1e3 * clock for clock, _ in found])
-        way["cpu_ms"] = 1e3 * statistics.median(cpu for _, cpu in found)
+        clocks = [_read_clocks()]
+        mels = synthesize()
+        clocks.append(_read_clocks())
+        reconstruct(mels)
+        clocks.append(_read_clocks())
+        if repeat:  # the first one warms up
+            for name, (start, end) in zip(parts, ((0, 2), (0, 1), (1, 2)), strict=True):
+                wall, cpu = (y - x for x, y in zip(clocks[start], clocks[end], strict=True))
+                times[name].append((wall, cpu))
+    for name, values in times.items():
+        way = row["ways"][name] = r.summarize([1e3 * wall for wall, _ in values])
+        way["cpu_ms"] = 1e3 * statistics.median(cpu for _, cpu in values)
         way["times_real"] = row["seconds"] / way["ms"] * 1e3
-        told = f"{r.number(way['times_real'])} seconds of sound a second"
-        report.say(f"synthesis  {row['case']}, {row['pass']}  {name}: {told}")
+        report.log_way(row, name, f"{r.number(way['times_real'])} seconds of audio per second")
     return report.save()
 
 
-def _clocks() -> tuple[float, float]:
-    """Of the wall, and of the work of all cores."""
+def _read_clocks() -> tuple[float, float]:
+    """Elapsed time, and CPU time of all cores."""
     return time.perf_counter(), time.process_time()
 
 
@@ -414,16 +342,14 @@ def synthesis_tables(rows: list[Row]) -> None:
     lines = []
     for row in rows:
         for name, way in row["ways"].items():
-            figures = [way.get(what) for what in ("ms", "low", "high", "cpu_ms", "times_real")]
-            lines.append([row["case"], str(row["threads"]), name, row["seconds"], *figures])
+            values = [way.get(key) for key in ("ms", "low", "high", "cpu_ms", "times_real")]
+            lines.append([row["case"], str(row["threads"]), name, row["seconds"], *values])
     if not lines:
         return
-    head = ["what", "threads", "part", "s of sound", "ms", "low", "high", "CPU ms", "× real"]
-    r.table("Synthesis on the CPU, in ms, and seconds of sound a second", head, lines)
-    print(f"  Griffin-Lim takes {rows[0]['turns']} turns; more than 1 second of sound a second is asked for")
-    loads = [row["load"] for row in rows]
-    print(f"  processes at work before each, ours among them: {min(loads):.1f} to {max(loads):.1f}")
-    print("  CPU ms: of all cores together, about what it takes where nobody else works")
+    head = ["case", "threads", "part", "s of audio", "ms", "low", "high", "CPU ms", "× real"]
+    r.table("Synthesis on the CPU, in ms, and seconds of audio per second", head, lines)
+    print(f"  {rows[0]['griffin_lim_iterations']} iterations of Griffin-Lim; CPU ms is the time of all cores together")
+    r.print_loads(rows)
 
 
 # ---------------------------------------------------------------------------------------------------- main
@@ -435,28 +361,7 @@ SECTIONS: dict[str, tuple[Callable[..., None], Callable[[list[Row]], None]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--section", choices=[*SECTIONS, "all"], default="all")
-    parser.add_argument("--quick", action="store_true", help="a look only: smaller, less often")
-    parser.add_argument("--out", type=Path, help="the JSON file; runs/bench/… unless --quick")
-    flag = argparse.BooleanOptionalAction
-    parser.add_argument("--compile", action=flag, help="torch.compile; if not told, on a GPU only")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=540, help="what does not fit into them is left out")
-    chosen = parser.parse_args(arguments)
-
-    device = torch.device(chosen.device)
-    compiles = device.type == "cuda" if chosen.compile is None else chosen.compile
-    plan = Plan(device, chosen.quick, compiles)
-    report = Report("speech", device, seconds=chosen.seconds, repeats=3 if plan.quick else 10)
-    report.begin(chosen.out, quick=chosen.quick, section=chosen.section)
-
-    names = list(SECTIONS) if chosen.section == "all" else [chosen.section]
-    for name in names:
-        report.run(SECTIONS, name, plan)
-    for name in names:
-        report.show(SECTIONS, name)
-    report.end()
+    r.run_training_benchmark("speech", __doc__, SECTIONS, arguments)
 
 
 if __name__ == "__main__":

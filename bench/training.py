@@ -72,7 +72,7 @@ def transformer(report: Report, settings: Settings) -> None:
     padded = [build_batch(settings, sides) for sides in pairs]
     fixed = [build_batch(settings, sides, min_lengths=(text.longest, text.longest)) for sides in pairs]
     torch.manual_seed(0)
-    ours = Transformer(config, text.vocabulary, text.vocabulary)
+    ours = Transformer(config, text.vocab_size, text.vocab_size)
 
     case = f"{config.encoder_layers}+{config.decoder_layers} layers of {config.width}, {text.pairs} pairs"
     row = report.row("transformer", case, "training", dtype=str(settings.dtype), steps=settings.num_batches)
@@ -212,9 +212,9 @@ def bahdanau_size(settings: Settings) -> tuple[Seq2SeqConfig, Text]:
 def bahdanau(report: Report, settings: Settings) -> None:
     config, text = bahdanau_size(settings)
     torch.manual_seed(0)
-    ours = Seq2Seq(config, text.vocabulary, text.vocabulary)
+    ours = Seq2Seq(config, text.vocab_size, text.vocab_size)
     batches = [build_batch(settings, sides) for sides in text.draw(settings.num_batches)]
-    case = f"width {config.width}, {text.pairs} pairs of {text.longest}, {text.vocabulary} words"
+    case = f"width {config.width}, {text.pairs} pairs of {text.longest}, {text.vocab_size} words"
     counts = {"ours": count_weights(ours), "loop": count_weights(Loop(ours))}
     row = report.row("bahdanau", case, "training", dtype=str(settings.dtype), steps=len(batches), weights=counts)
     report.note(row, labels=sum(batch.count for batch in batches))
@@ -342,7 +342,7 @@ def host(report: Report, settings: Settings) -> None:
     )
     text = Text(4, 4, 8, 97)
     torch.manual_seed(0)
-    ours = Transformer(config, text.vocabulary, text.vocabulary)
+    ours = Transformer(config, text.vocab_size, text.vocab_size)
     with tempfile.TemporaryDirectory() as folder:
         marian = load_marian(export_marian(ours, Path(folder, "marian")))
     threads = torch.get_num_threads()

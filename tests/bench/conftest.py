@@ -1,17 +1,18 @@
-"""Shared by the tests of benchmarks: run a script of bench/, or import one."""
+"""Fixtures of the tests of benchmarks: import a module of bench/, or run a script."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import os
-import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from jumok import recipe
@@ -20,36 +21,6 @@ from jumok.tasks import build_task, training
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = {path.stem for path in (ROOT / "bench").glob("*.py")}
-
-
-@pytest.fixture
-def run_bench(tmp_path: Path) -> Callable[..., tuple[dict[str, Any], str]]:
-    """Run a benchmark with ``--quick``; returns its JSON and what it printed. No way of a row may fail."""
-
-    def run(script: str, *arguments: str | Path, cwd: Path = ROOT, **env: str) -> tuple[dict[str, Any], str]:
-        path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-        out = tmp_path / f"{script}.json"
-        command = [sys.executable, ROOT / "bench" / f"{script}.py", "--quick", "--out", out, *arguments]
-        done = subprocess.run(
-            list(map(str, command)),
-            cwd=cwd,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "JUMOK_COMMIT": "abc1234", **env},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        *lines, last = done.stdout.splitlines()
-        assert max(map(len, lines)) <= 110
-        assert last.endswith(out.name)  # as long as the path happens to be
-        assert "DIFFERENT" not in done.stdout
-        result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-        assert result["commit"] == "abc1234"
-        for row in result["rows"]:
-            if row["case"] != "eflomal":  # it is rarely installed
-                assert not [way for way in row["ways"].values() if "error" in way], row
-        return result, done.stdout
-
-    return run
 
 
 @pytest.fixture
@@ -63,9 +34,45 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
     sys.modules.update(before)
 
 
+@pytest.fixture
+def run_bench(
+    bench: Callable[[str], Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Callable[..., tuple[dict[str, Any], str]]]:
+    """Run a benchmark with ``--quick``; returns its JSON and its output. No way of a row may fail."""
+
+    def run(script: str, *arguments: str | Path, **env: str) -> tuple[dict[str, Any], str]:
+        path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+        for name, value in {"PYTHONPATH": path, "JUMOK_COMMIT": "abc1234", **env}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.chdir(tmp_path)
+        out = tmp_path / f"{script}.json"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of other libraries, as in a script
+            bench(script).main(["--quick", "--out", str(out), *map(str, arguments)])
+        printed = capsys.readouterr().out
+        *lines, last = printed.splitlines()
+        assert max(map(len, lines)) <= 110
+        assert last.endswith(out.name)
+        assert "DIFFERENT" not in printed
+        result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        assert result["commit"] == "abc1234"
+        for row in result["rows"]:
+            if row["case"] != "eflomal":  # an optional package
+                assert not [way for way in row["ways"].values() if "error" in way], row
+        return result, printed
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield run
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def train_translator() -> Callable[[Path, dict[str, Any]], Run]:
-    """Train a translator of a few steps on the CPU; the settings are added to those given here."""
+    """Train a translator of a few steps on the CPU; ``settings`` override the defaults."""
 
     def train(folder: Path, settings: dict[str, Any]) -> Run:
         train_settings = {"average_checkpoints": 0, "tensorboard": False, "device": "cpu"}

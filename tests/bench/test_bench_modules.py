@@ -49,17 +49,17 @@ def test_a_failure_is_reported_in_its_place_and_the_rest_goes_on(bench: Bench, t
     assert saved["errors"]["ours"]["out"] == "nan"
     report.seconds = 0
     way = report.measure(report.row("section", "case"), "late", lambda: pytest.fail("was run"))
-    assert way == {"error": "skipped, the time was up"}
+    assert way == {"error": "skipped, the time limit was reached"}
 
 
-def test_a_way_that_fails_or_is_late_is_reported(bench: Bench) -> None:
-    pytest.importorskip("transformers")
-    bert = bench("bert")
-    report = bert.Report("test", CPU)
+def test_a_training_run_that_fails_or_is_late_is_reported(bench: Bench) -> None:
+    training_runs = bench("training_runs")
+    report = training_runs.Report("test", CPU)
     row = report.row("pretraining", "case", tokens=1)
-    bert.measure(report, row, bert.Way("broken", fail))
+    training_runs.measure_way(report, row, training_runs.Way("broken", fail), "tokens", "tokens_s")
     report.seconds = 0.0
-    bert.measure(report, row, bert.Way("late", lambda: pytest.fail("was made")))
+    late = training_runs.Way("late", lambda: training_runs.TrainingRun(lambda: pytest.fail("was run")))
+    training_runs.measure_way(report, row, late, "tokens", "tokens_s")
     assert row["ways"]["broken"] == {"error": "RuntimeError: out of memory"}
     assert row["ways"]["late"]["error"].startswith("skipped")
 
@@ -73,20 +73,20 @@ def test_numbers_have_three_significant_digits(bench: Bench) -> None:
 def test_ways_are_called_in_turn(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     bert = bench("bert")
-    took = iter([9.0, 9.0, 1.0, 2.0, 1.0, 4.0, 2.0, 6.0])  # seconds: a first call of each, then three turns
-    monkeypatch.setattr(bert.r, "_clocked", lambda run: (run(), next(took))[1])
+    seconds = iter([9.0, 9.0, 1.0, 2.0, 1.0, 4.0, 2.0, 6.0])  # a first call of each, then three turns
+    monkeypatch.setattr(bert.r, "time_call", lambda run: (run(), next(seconds))[1])
     called: list[str] = []
     runs = {name: lambda name=name: called.append(name) for name in ("ours", "transformers")}
     report = bert.Report("test", CPU)
     row = report.row("inference", "case", tokens=100)
-    bert.in_turn(report, row, runs, 3)
+    bert.measure_in_turns(report, row, runs, 3)
     assert called == ["ours", "transformers"] * 4
     assert row["ways"]["ours"]["ms"] == 1000
     assert row["ways"]["transformers"]["tokens_s"] == 25
     assert (row["in_turn"], row["best"]) == (3, 2)  # 2, 4, 3; and 2 / 1
     late = report.row("inference", "late", tokens=100)
     report.seconds = 0.0
-    bert.in_turn(report, late, runs, 3)
+    bert.measure_in_turns(report, late, runs, 3)
     assert late["ways"]["ours"]["error"].startswith("skipped")
 
 
@@ -95,7 +95,7 @@ def test_the_most_important_ways_are_measured_first(bench: Bench, monkeypatch: p
     bert = bench("bert")
     order: list[tuple[str, str]] = []
     monkeypatch.setattr(bert, "measure", lambda report, row, way: order.append((row["pass"][-3:], way.name)))
-    bert.pretraining(bert.Report("test", CPU), bert.Plan(CPU, quick=True, compile=True))
+    bert.pretraining(bert.Report("test", CPU), bert.Settings(CPU, quick=True, compile=True))
     first = ["ours", "transformers, compiled", "transformers"]
     assert order[:6] == [(share, name) for share in ("0.1", "0.0") for name in first]
     assert order[6:] == [(share, name) for share in ("0.1", "0.0") for name in ("ours, padded", "ours, eager")]
@@ -114,13 +114,13 @@ def test_the_tanh_floor_of_an_h200(bench: Bench) -> None:
 
 def test_the_float64_reference_is_the_same_in_chunks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     attention = bench("attention")
-    plan = attention.Plan(CPU, quick=True, compile=False)
-    score = plan.additive(7, 7, 5)
-    leaves = [plan.random(2, n, 7) for n in (11, 3, 3)]
+    settings = attention.AttentionSettings(CPU, quick=True)
+    score = settings.build_score(7, 7, 5)
+    leaves = [settings.random(2, n, 7) for n in (11, 3, 3)]
     leaves += [score.query.weight, score.key.weight, score.v]
-    upstream = plan.random(2, 11, 7, grad=False)
+    upstream = settings.random(2, 11, 7, grad=False)
     whole = attention.additive_in_float64(leaves, upstream)
-    monkeypatch.setattr(attention, "AT_ONCE", 4 * 3 * 5)  # four rows at a time
+    monkeypatch.setattr(attention, "MAX_ELEMENTS", 4 * 3 * 5)  # four rows at a time
     for x, y in zip(attention.additive_in_float64(leaves, upstream), whole, strict=True):
         torch.testing.assert_close(x, y)
 
@@ -129,11 +129,11 @@ def test_the_check_of_maps_finds_a_wrong_map(bench: Bench, monkeypatch: pytest.M
     look = bench("look")
     layer = look.Layer(*torch.randn(3, 1, 2, 31, 8).unbind(), causal=True)
     compute = look.statistics.compute_pooled_map
-    assert look.errors(layer, layer.capture(None), 7)["worst_cell"] < 1e-5
+    assert look.compute_errors(layer, layer.capture(None), 7)["worst_cell"] < 1e-5
     monkeypatch.setattr(look.statistics, "compute_pooled_map", lambda *args, **more: compute(*args, **more).flip(-1))
-    assert look.errors(layer, layer.capture(None), 7)["worst_cell"] > 0.1
+    assert look.compute_errors(layer, layer.capture(None), 7)["worst_cell"] > 0.1
     for tokens in (1, 2, 131072):
-        for sides in look.rectangles(tokens):
+        for sides in look.draw_rectangles(tokens):
             assert all(0 <= start < end <= tokens for start, end in sides)
 
 
@@ -141,14 +141,14 @@ def test_the_check_of_maps_finds_a_wrong_map(bench: Bench, monkeypatch: pytest.M
 
 
 def test_random_lengths_are_uniform_and_correlated(bench: Bench) -> None:
-    text = bench("random_text").Text(pairs=1000, shortest=8, longest=64, vocabulary=50)
+    text = bench("random_text").Text(pairs=1000, shortest=8, longest=64, vocab_size=50)
     batches = text.draw(4)
     lengths = torch.tensor([[len(ids) + 1 for sides in batches for ids in sides[n]] for n in (0, 1)])
     assert (int(lengths.min()), int(lengths.max())) == (8, 64)
     torch.testing.assert_close(lengths.double().mean(1), torch.full((2,), 36.0).double(), atol=1, rtol=0)
     assert float(torch.corrcoef(lengths.double())[0, 1]) == pytest.approx(0.9, abs=0.02)
     sums = [sum(len(ids) for side in sides for ids in side) for sides in batches]
-    assert max(sums) - min(sums) < 64  # dealt out by length
+    assert max(sums) - min(sums) < 64  # batches of similar size
     words = torch.tensor([word for sides in batches for side in sides for ids in side for word in ids])
     assert (int(words.min()), int(words.max())) == (4, 49)
     assert text.draw(4) == batches
@@ -184,7 +184,7 @@ def test_decoding_batches_outputs_and_differences(bench: Bench) -> None:
     assert compare([(1,), (2, 3)], [(1,), (2, 3)]) == {"equal": 1.0}
     result = compare([(1,), (2, 3, 4), (5,)], [(1,), (2, 9), (6,)])
     assert result["equal"] == pytest.approx(1 / 3)
-    assert result["first"] == {"sentence": 1, "word": 1, "says": (3, 4), "transformers": (9,)}
+    assert result["first"] == {"sentence": 1, "word": 1, "ours": (3, 4), "transformers": (9,)}
     assert compare([(1, 2)], [(1,)])["first"]["word"] == 1
 
 
@@ -194,22 +194,22 @@ def test_decoding_batches_outputs_and_differences(bench: Bench) -> None:
 def test_random_texts_are_the_same_packed_padded_and_for_transformers(bench: Bench) -> None:
     pytest.importorskip("transformers")
     bert = bench("bert")
-    one, other = bert.RandomTexts.draw(bert.Size(texts=8, shortest=8, longest=24, vocabulary=50), 2)
-    assert sorted(one.lengths) == sorted(other.lengths) == [8 + n * 17 // 8 for n in range(8)]
-    assert not np.array_equal(one.ids, other.ids)
-    assert one.packed().graph_key == other.packed().graph_key
-    assert one.padded().graph_key == other.padded().graph_key
+    first, second = bert.RandomTexts.draw(bert.Size(texts=8, shortest=8, longest=24, vocab_size=50), 2)
+    assert sorted(first.lengths) == sorted(second.lengths) == [8 + n * 17 // 8 for n in range(8)]
+    assert not np.array_equal(first.ids, second.ids)
+    assert first.packed().graph_key == second.packed().graph_key
+    assert first.padded().graph_key == second.padded().graph_key
 
-    packed, padded = one.packed(), one.padded()
+    packed, padded = first.packed(), first.padded()
     counted = packed.labels != IGNORE
-    assert int(counted.sum()) == padded.count == packed.count == sum(round(n * 0.15) for n in one.lengths)
+    assert int(counted.sum()) == padded.count == packed.count == sum(round(n * 0.15) for n in first.lengths)
     masked = [batch.tokens.ids.flatten()[batch.masked_indices] for batch in (packed, padded)]
     assert torch.equal(masked[0][counted], masked[1])
-    inputs = bert.Inputs.of(padded).named
+    inputs = bert.Inputs.from_batch(padded).named
     assert int((inputs["labels"] != IGNORE).sum()) == padded.count
     assert torch.equal(inputs["labels"].flatten()[padded.masked_indices], padded.labels)
-    assert inputs["attention_mask"].sum(1).tolist() == one.lengths.tolist()
-    for ids, length in zip(inputs["input_ids"].tolist(), one.lengths, strict=True):
+    assert inputs["attention_mask"].sum(1).tolist() == first.lengths.tolist()
+    for ids, length in zip(inputs["input_ids"].tolist(), first.lengths, strict=True):
         assert ids[0] == bert.CLS
         assert ids[length // 2] == ids[length - 1] == bert.SEP
         assert set(ids[length:]) <= {bert.PAD}
@@ -217,7 +217,7 @@ def test_random_texts_are_the_same_packed_padded_and_for_transformers(bench: Ben
     model = BertPretrainingModel(config, 50).eval()
     torch.testing.assert_close(model.loss(packed).total, model.loss(padded).total)
 
-    (texts,) = bert.RandomTexts.draw(bert.Size(texts=200, shortest=32, longest=128, vocabulary=300), 1)
+    (texts,) = bert.RandomTexts.draw(bert.Size(texts=200, shortest=32, longest=128, vocab_size=300), 1)
     shown = texts.ids[texts.masked_indices]
     assert np.mean(shown == bert.MASK) == pytest.approx(0.8, abs=0.03)
     assert np.mean(shown == texts.labels) == pytest.approx(0.1, abs=0.03)
@@ -225,9 +225,9 @@ def test_random_texts_are_the_same_packed_padded_and_for_transformers(bench: Ben
     assert np.mean(texts.lengths) == pytest.approx(80, abs=0.5)
 
 
-def test_the_mixes_of_lengths_are_as_uneven_as_they_say(bench: Bench) -> None:
+def test_length_distributions_have_the_shares_of_real_tokens(bench: Bench) -> None:
     pytest.importorskip("transformers")
-    mixes = bench("bert").mixes(128, 32)
+    mixes = bench("bert").length_distributions(128, 32)
     real = {name: float(lengths.sum()) / (32 * lengths.max()) for name, lengths in mixes.items()}
     assert [len(lengths) for lengths in mixes.values()] == [32] * 5
     assert real["32 to 128"] == pytest.approx(80 / 128, abs=0.02)
@@ -248,10 +248,10 @@ def test_the_padded_network_is_the_same_model(bench: Bench, packed: bool) -> Non
         with torch.no_grad():
             for parameter in ours.parameters():
                 parameter += 0.3 * torch.randn_like(parameter)
-    theirs = padded_network.PaddedNetwork.like(ours, packed)
+    theirs = padded_network.PaddedNetwork.copy_of(ours, packed)
     shapes = [{name: x.shape for name, x in model.named_parameters()} for model in (theirs, ours)]
     assert shapes[0] == shapes[1]
-    block = padded_network.Block.of(DOCUMENTS, [1, 0, 1])
+    block = padded_network.Block.from_documents(DOCUMENTS, [1, 0, 1])
     assert block.ids.shape == (3, 4, 7)
     assert int((block.ids != PAD).sum()) == sum(len(s) for document in DOCUMENTS for s in document)
     batch = DocumentBatcher(DOCUMENTS, [1, 0, 1], max_tokens=100, seed=1).collate([0, 1, 2])
@@ -262,34 +262,34 @@ def test_the_padded_network_is_the_same_model(bench: Bench, packed: bool) -> Non
 def test_networks_with_different_outputs_are_not_measured(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
     classify = bench("classify")
-    plan = classify.Plan(CPU, quick=True, compile=False)
-    texts = classify.reviews("train", 7)
-    ours = classify.network(texts.vocabulary, plan)
-    assert max(classify.check(plan, ours, texts).values()) < 1e-6
+    settings = classify.Settings(CPU, quick=True)
+    texts = classify.load_reviews("train", 7)
+    ours = classify.build_network(texts.vocab_size, settings)
+    assert max(classify.check(settings, ours, texts).values()) < 1e-6
     network = classify.PaddedNetwork
     forward = network.forward
     monkeypatch.setattr(network, "forward", lambda self, block: forward(self, block) + 2e-5)
-    with pytest.raises(RuntimeError, match="do not say the same"):
-        classify.check(plan, ours, texts)
+    with pytest.raises(RuntimeError, match="must be equal"):
+        classify.check(settings, ours, texts)
 
 
 def test_random_documents_and_the_costs_of_batches(bench: Bench) -> None:
     pytest.importorskip("sklearn")
     reviews = bench("reviews")
-    texts = reviews.random_reviews(5000, 300)
+    texts = reviews.draw_random_reviews(5000, 300)
     words = [len(sentence) for document in texts.documents for sentence in document]
     assert np.mean([len(document) for document in texts.documents]) == pytest.approx(12, abs=1)  # IMDB: 12.1
     assert np.mean(words) == pytest.approx(22.5, abs=1)  # IMDB: 22.3
     assert np.quantile(words, 0.99) == pytest.approx(90, abs=20)  # IMDB: 77
     assert min(min(s) for document in texts.documents for s in document) == 4  # no special tokens
-    assert max(max(s) for document in texts.documents for s in document) < texts.vocabulary == 300
+    assert max(max(s) for document in texts.documents for s in document) < texts.vocab_size == 300
     assert set(texts.labels) == {0, 1}
 
     few = reviews.Reviews("test", DOCUMENTS, [0, 1, 0], 30)
-    assert few.words == [4, 7, 9]
-    chosen = bench("classify").Chosen([[0, 2], [1]])
-    assert chosen.costs(few, "packed") == {"batches": 2, "steps": (4 + 4) + (7 + 1)}
-    assert chosen.costs(few, "padded")["real"] == 20 / (2 * 4 * 4 + 7)
+    assert few.num_words == [4, 7, 9]
+    describe = bench("classify").describe_batches
+    assert describe([[0, 2], [1]], few, "packed") == {"batches": 2, "steps": (4 + 4) + (7 + 1)}
+    assert describe([[0, 2], [1]], few, "padded")["real"] == 20 / (2 * 4 * 4 + 7)
 
 
 def test_tfidf_errors_and_the_task_of_a_run(bench: Bench, tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def speech_batch(n_mels: int) -> SpeechBatch:
 def test_the_frame_loop_is_the_same_decoder(bench: Bench, attention: str, forward: bool) -> None:
     pytest.importorskip("librosa")
     speech = bench("speech")
-    config = dataclasses.replace(speech.SMALL, attention=attention, forward_attention=forward)
+    config = dataclasses.replace(speech.SMALL_CONFIG, attention=attention, forward_attention=forward)
     ours = Tacotron(config, 13)
     with torch.no_grad():
         for parameter in ours.parameters():
@@ -359,10 +359,10 @@ def test_the_frame_loop_is_the_same_decoder(bench: Bench, attention: str, forwar
 def test_decoders_with_different_outputs_are_not_measured(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("librosa")
     speech = bench("speech")
-    plan = speech.Plan(CPU, quick=True, compile=False)
-    ours = speech.network(speech.SMALL)
+    settings = speech.Settings(CPU, quick=True)
+    ours = speech.build_network(speech.SMALL_CONFIG)
     batch = speech_batch(ours.config.n_mels)
-    assert speech.check(plan, ours, batch)["mels"] < 1e-5
+    assert speech.check(settings, ours, batch)["mels"] < 1e-5
     attention = sys.modules["frame_loop"].LoopAttention
     forward = attention.forward
 
@@ -371,8 +371,8 @@ def test_decoders_with_different_outputs_are_not_measured(bench: Bench, monkeypa
         return 1.001 * context, *rest
 
     monkeypatch.setattr(attention, "forward", changed)
-    with pytest.raises(RuntimeError, match="do not say the same"):
-        speech.check(plan, ours, batch)
+    with pytest.raises(RuntimeError, match="must be equal"):
+        speech.check(settings, ours, batch)
 
 
 def test_random_utterances_are_as_long_as_those_of_arctic(bench: Bench) -> None:
@@ -381,10 +381,10 @@ def test_random_utterances_are_as_long_as_those_of_arctic(bench: Bench) -> None:
     settings = recipe.load(speech.RECIPE)
     model = dataclasses.replace(settings.model, n_mels=1)
     sizes = speech.Sizes(model, settings.train, settings.train.batch_tokens, 4000)
-    data = speech.utterances(sizes, fixed_shapes=True)
+    data = speech.draw_utterances(sizes, fixed_shapes=True)
     assert np.mean(data.symbols.lengths) == pytest.approx(48.9, abs=1)
     assert np.mean(data.lengths) == pytest.approx(225.5, abs=10)  # those of 250 recordings
     assert np.std(data.lengths) == pytest.approx(62.5, abs=15)
     assert np.quantile(data.lengths, [0.05, 0.95]) == pytest.approx([124, 332], rel=0.15)
-    assert data.symbols.ids.max() < speech.ALPHABET
-    assert (data.lengths == speech.utterances(sizes, fixed_shapes=False).lengths).all()
+    assert data.symbols.ids.max() < speech.NUM_CLASSES
+    assert (data.lengths == speech.draw_utterances(sizes, fixed_shapes=False).lengths).all()
