@@ -1,10 +1,10 @@
-"""Short packed sequences on this GPU: our kernels beside FlashAttention, and which blocks serve them best.
+"""Speed of the kernels of short packed sequences on this GPU, compared with FlashAttention, and their block sizes.
 
     python bench/tune_short.py
 
-For whoever changes `jumok.attention.kernels.short_sequences`. All times are milliseconds a call, in a CUDA
-graph of many calls, so without launches. The first table is `attend` and the whole of `MultiHead`, the second
-the kernels alone. FlashAttention has no dropout here: beside ours with dropout it runs without.
+For changes of `jumok.attention.kernels.short_sequences`. All times are milliseconds per call in a CUDA graph of many
+calls, so without launches. The first table shows `attend` and all of `MultiHead`, the second one the kernels alone.
+FlashAttention runs without dropout, also where ours has dropout.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Case(NamedTuple):
     cross: bool = False
     dropout: float = 0.0
 
-    def edges(self) -> Tensor:
+    def draw_cu_seqlens(self) -> Tensor:
         lengths = torch.randint(self.shortest, self.longest + 1, (self.sequences,))
         lengths[0] = self.longest
         return torch.cat([torch.zeros(1), lengths.cumsum(0)]).int().cuda()
@@ -54,8 +54,8 @@ CASES = [
 WIDTH = 64
 
 
-def milliseconds(call: Callable[[], Any]) -> float:
-    """The best of a few rounds."""
+def measure(call: Callable[[], Any]) -> float:
+    """Return the least milliseconds of a call of a few rounds."""
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):  # the first calls compile
@@ -77,31 +77,31 @@ def milliseconds(call: Callable[[], Any]) -> float:
     return min(times)
 
 
-def made(case: Case) -> tuple[ShortSequenceLayout, masks.Mask]:
-    keys = case.edges()
-    queries = case.edges() if case.cross else keys
-    longest = 128 if "one of 128" in case.name else case.longest  # what the longest sequence costs the others
+def build_packing(case: Case) -> tuple[ShortSequenceLayout, masks.Mask]:
+    keys = case.draw_cu_seqlens()
+    queries = case.draw_cu_seqlens() if case.cross else keys
+    longest = 128 if "one of 128" in case.name else case.longest  # the longest sequence slows down the others
     mask = masks.packed(keys, longest, **({"queries": queries, "longest_query": longest} if case.cross else {}))
     packing = ShortSequenceLayout(queries, keys, longest, longest, case.causal)
     return packing, mask & masks.causal() if case.causal else mask
 
 
-def beside_flash(case: Case) -> None:
-    packing, mask = made(case)
-    length, asked = (int(edges[-1]) for edges in (packing.cu_seqlens_q, packing.cu_seqlens_k))
+def compare_with_flash(case: Case) -> None:
+    packing, mask = build_packing(case)
+    length, num_keys = (int(edges[-1]) for edges in (packing.cu_seqlens_q, packing.cu_seqlens_k))
     width = case.heads * WIDTH
-    parts = torch.randn(1, asked, 3, case.heads, WIDTH, device="cuda").bfloat16().transpose(1, 3).unbind(2)
+    parts = torch.randn(1, num_keys, 3, case.heads, WIDTH, device="cuda").bfloat16().transpose(1, 3).unbind(2)
     query = torch.randn(1, length, case.heads, WIDTH, device="cuda").bfloat16().transpose(1, 2)
     leaves = [x.requires_grad_() for x in ((query if case.cross else parts[0]), *parts[1:])]
     grad = torch.randn(1, length, case.heads, WIDTH, device="cuda").bfloat16().transpose(1, 2)
     module = MultiHead(width, case.heads, key_width=width if case.cross else None).cuda().bfloat16()
-    x, source = (torch.randn(1, n, width, device="cuda").bfloat16().requires_grad_() for n in (length, asked))
+    x, source = (torch.randn(1, n, width, device="cuda").bfloat16().requires_grad_() for n in (length, num_keys))
     inputs = [x, source] if case.cross else [x]
 
-    def both() -> None:
+    def forward_backward() -> None:
         torch.autograd.grad(attend(*leaves, mask=mask, dropout=module.dropout), leaves, grad)
 
-    def whole() -> None:
+    def multi_head() -> None:
         out = module(*inputs, mask=mask)
         torch.autograd.grad(out, [*inputs, *module.parameters()], torch.ones_like(out))
 
@@ -109,35 +109,35 @@ def beside_flash(case: Case) -> None:
         with torch.no_grad():
             attend(*leaves, mask=mask, dropout=module.dropout)
 
-    every, took = dispatch.PATHS, {}
+    paths, times = dispatch.PATHS, {}
     for name in ("packed-short", "varlen"):
-        dispatch.PATHS = tuple(path for path in every if path.name == name)  # type: ignore[misc]
+        dispatch.PATHS = tuple(path for path in paths if path.name == name)  # type: ignore[misc]
         module.dropout = case.dropout if name == "packed-short" else 0.0
-        took[name] = [milliseconds(call) for call in (forward, both, whole)]
-    dispatch.PATHS = every  # type: ignore[misc]
-    ours, flash = took.values()
-    listed = "  ".join(f"{a:6.3f} {b:6.3f} {b / a:4.1f}×" for a, b in zip(ours, flash, strict=True))
-    print(f"{case.name:32} {listed}", flush=True)
+        times[name] = [measure(call) for call in (forward, forward_backward, multi_head)]
+    dispatch.PATHS = paths  # type: ignore[misc]
+    ours, flash = times.values()
+    cells = "  ".join(f"{a:6.3f} {b:6.3f} {b / a:4.1f}×" for a, b in zip(ours, flash, strict=True))
+    print(f"{case.name:32} {cells}", flush=True)
 
 
-def forward_ways(blocks: ShortKernelBlockSizes) -> list[ShortKernelBlockSizes]:
+def list_forward_blocks(blocks: ShortKernelBlockSizes) -> list[ShortKernelBlockSizes]:
     largest = max(blocks.queries, blocks.keys)
     return [blocks, blocks._replace(max_registers=168), blocks._replace(min_tile_side=largest)]
 
 
-def backward_ways(launches: tuple[ShortKernelBlockSizes, ...]) -> list[tuple[ShortKernelBlockSizes, ...]]:
+def list_backward_blocks(launches: tuple[ShortKernelBlockSizes, ...]) -> list[tuple[ShortKernelBlockSizes, ...]]:
     *shorter, last = launches
-    others = [{"registers": 96}, {"registers": 168}, {"warps": 8}]
-    together = []
+    changes = [{"max_registers": 96}, {"max_registers": 168}, {"num_warps": 8}]
+    single = []
     if shorter:
-        others = [{"registers": 128}]
-        once = last._replace(min_tile_side=32, longer_than=0)  # all sequences in one launch
-        together = [(once,), (once._replace(max_registers=128),)]
-    return [launches, *((*shorter, last._replace(**other)) for other in others), *together]
+        changes = [{"max_registers": 128}]
+        blocks = last._replace(min_tile_side=32, longer_than=0)  # all sequences in one launch
+        single = [(blocks,), (blocks._replace(max_registers=128),)]
+    return [launches, *((*shorter, last._replace(**change)) for change in changes), *single]
 
 
-def blocks_of(case: Case) -> None:
-    packing, _ = made(case)
+def tune_blocks(case: Case) -> None:
+    packing, _ = build_packing(case)
     sizes = [
         int(edges[-1])
         for edges in (packing.cu_seqlens_q, packing.cu_seqlens_k, packing.cu_seqlens_k, packing.cu_seqlens_q)
@@ -152,25 +152,25 @@ def blocks_of(case: Case) -> None:
     def backward(launches: tuple[ShortKernelBlockSizes, ...]) -> None:
         short_sequences.compute_short_backward(q, k, v, grad, packing, 0.125, dropout, launches)
 
-    for blocks in forward_ways(short_sequences.choose_forward_blocks(*longest, WIDTH)):
-        took = milliseconds(lambda blocks=blocks: forward(blocks))
-        print(f"{case.name:32} forward  {tuple(blocks)!s:24} {took:6.3f}", flush=True)
-    for launches in backward_ways(short_sequences.choose_backward_blocks(*longest, WIDTH)):
-        took = milliseconds(lambda launches=launches: backward(launches))
-        listed = " and ".join(str(tuple(blocks)) for blocks in launches)
-        print(f"{case.name:32} backward {listed:24} {took:6.3f}", flush=True)
+    for blocks in list_forward_blocks(short_sequences.choose_forward_blocks(*longest, WIDTH)):
+        ms = measure(lambda blocks=blocks: forward(blocks))
+        print(f"{case.name:32} forward  {tuple(blocks)!s:24} {ms:6.3f}", flush=True)
+    for launches in list_backward_blocks(short_sequences.choose_backward_blocks(*longest, WIDTH)):
+        ms = measure(lambda launches=launches: backward(launches))
+        text = " and ".join(str(tuple(blocks)) for blocks in launches)
+        print(f"{case.name:32} backward {text:24} {ms:6.3f}", flush=True)
 
 
 def main() -> None:
     if not torch.cuda.is_available():
-        raise SystemExit("bench/tune_short.py measures kernels on a CUDA GPU, and there is none")
+        raise SystemExit("bench/tune_short.py needs a CUDA GPU")
     torch.manual_seed(0)
-    print(f"{'ours, FlashAttention, ms':32} {'forward':21} {'forward and backward':21} MultiHead, both")
+    print(f"{'ours, FlashAttention, ms':32} {'forward':21} {'forward and backward':21} MultiHead, both passes")
     for case in CASES:
-        beside_flash(case)
-    print(f"\n{'':41} {'queries keys warps registers least above':24}  ms")
+        compare_with_flash(case)
+    print(f"\n{'':41} {'queries keys warps registers min_tile longer_than':24}  ms")
     for case in (CASES[0], *CASES[2:]):
-        blocks_of(case)
+        tune_blocks(case)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Which blocks serve the step kernels best on this GPU: microseconds a step, for several of them.
+"""Microseconds per step of the kernels of additive attention on this GPU, for several block sizes.
 
     python bench/tune_step.py
 
-For whoever changes `jumok.attention.kernels.step`. One line for each way, with the same blocks forward and
-backward: a step of the whole loop, forward and backward, replayed as a CUDA graph, and launched by Python;
-then what each kernel takes of a step, by PyTorch's profiler. The last line of a size has the best of the
-forward and the best of the backward.
+For changes of `jumok.attention.kernels.additive_step`. Each line has the same block sizes for the forward and the
+backward kernel: the time per step of the whole loop, forward and backward, in a CUDA graph and launched by Python;
+and the time of each kernel per step, by PyTorch's profiler. The last line of a size combines the fastest forward with
+the fastest backward kernel.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from jumok.attention.kernels.additive_step import (
 SIZES = [(32, 400, 256, 256), (80, 50, 1000, 2000)]  # B, K, hidden, value width
 STEPS = 50
 REPLAYS = 20
-SECONDS = 60  # most of them go into compiling
-NARROW_WAYS = [
+TIME_LIMIT = 60  # seconds, mostly for compiling
+NARROW_CANDIDATES = [
     NARROW_BLOCKS,
     NARROW_BLOCKS._replace(merge_elements_per_lane=128),
     NARROW_BLOCKS._replace(merge_elements_per_lane=32),
@@ -44,7 +44,7 @@ NARROW_WAYS = [
     NARROW_BLOCKS._replace(num_warps=2, target_programs=512, max_splits=16),
     NARROW_BLOCKS._replace(num_warps=2, target_programs=512, max_splits=16, merge_elements_per_lane=128),
 ]
-WIDE_WAYS = [
+WIDE_CANDIDATES = [
     WIDE_BLOCKS,
     WIDE_BLOCKS._replace(num_stages=3),
     WIDE_BLOCKS._replace(num_stages=4),
@@ -55,21 +55,28 @@ WIDE_WAYS = [
     WIDE_BLOCKS._replace(num_warps=4, target_programs=128),
     WIDE_BLOCKS._replace(num_warps=4, target_programs=256),
 ]
-TOLD = ("columns", "keys", "warps", "programs", "stages", "together")
-Both = tuple[AdditiveStepBlockSizes, AdditiveStepBlockSizes]
+ABBREVIATIONS = {
+    "columns_per_lane": "c",
+    "keys_per_lane": "k",
+    "num_warps": "w",
+    "target_programs": "p",
+    "num_stages": "s",
+    "merge_elements_per_lane": "m",
+}
+BlockSizes = tuple[AdditiveStepBlockSizes, AdditiveStepBlockSizes]
 Loop = Callable[[], tuple[Tensor, ...]]
 
 
-def inputs(size: tuple[int, int, int, int]) -> list[Tensor]:
-    """weight, keys, v, value, queries"""
+def draw_inputs(size: tuple[int, int, int, int]) -> list[Tensor]:
+    """Return weight, keys, v, value, queries."""
     batch, keys, hidden, width = size
-    made = [torch.randn(s, device="cuda") for s in ((hidden, hidden), (batch, keys, hidden), (hidden,))]
-    made = [x.mul(x.shape[-1] ** -0.5) for x in made]
-    made += [torch.randn(s, device="cuda") for s in ((batch, keys, width), (STEPS, batch, hidden))]
-    return [x.bfloat16().requires_grad_() for x in made]
+    tensors = [torch.randn(s, device="cuda") for s in ((hidden, hidden), (batch, keys, hidden), (hidden,))]
+    tensors = [x.mul(x.shape[-1] ** -0.5) for x in tensors]
+    tensors += [torch.randn(s, device="cuda") for s in ((batch, keys, width), (STEPS, batch, hidden))]
+    return [x.bfloat16().requires_grad_() for x in tensors]
 
 
-def loop_of(leaves: list[Tensor], blocks: Both) -> Loop:
+def build_loop(leaves: list[Tensor], blocks: BlockSizes) -> Loop:
     def loop() -> tuple[Tensor, ...]:
         steps = AdditiveStepLoop(*leaves[:4], blocks=blocks)
         contexts = torch.stack([steps.compute_context(query) for query in leaves[4].unbind()])
@@ -78,8 +85,8 @@ def loop_of(leaves: list[Tensor], blocks: Both) -> Loop:
     return loop
 
 
-def graph_time(loop: Loop) -> float:
-    """Microseconds a step, replayed as a CUDA graph. The first run compiles."""
+def measure_graph(loop: Loop) -> float:
+    """Return the microseconds per step of a CUDA graph. The first run compiles."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -87,53 +94,55 @@ def graph_time(loop: Loop) -> float:
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        kept = loop()
-    took = []
+        outputs = loop()
+    times = []
     for _ in range(REPLAYS):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         graph.replay()
         end.record()
         end.synchronize()
-        took.append(start.elapsed_time(end))
-    del kept
-    return statistics.median(took) * 1000 / STEPS
+        times.append(start.elapsed_time(end))
+    del outputs
+    return statistics.median(times) * 1000 / STEPS
 
 
-def launched_time(loop: Loop) -> float:
-    """Microseconds a step, launched by Python."""
-    took = []
+def measure_launched(loop: Loop) -> float:
+    """Return the microseconds per step of a loop launched by Python."""
+    times = []
     for _ in range(5):
         torch.cuda.synchronize()
         start = time.perf_counter()
         loop()
         torch.cuda.synchronize()
-        took.append(time.perf_counter() - start)
-    return statistics.median(took) * 1e6 / STEPS
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e6 / STEPS
 
 
-def kernel_times(loop: Loop) -> dict[str, float]:
-    """Microseconds a step of every kernel that runs at every step, by name."""
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
+def measure_kernels(loop: Loop) -> dict[str, float]:
+    """Return the microseconds per step of each kernel that runs in every step, by name."""
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         loop()
         torch.cuda.synchronize()
-    each = [event for event in seen.key_averages() if event.count >= STEPS]
-    return {event.key: event.device_time_total / STEPS for event in each}
+    events = [event for event in profiler.key_averages() if event.count >= STEPS]
+    return {event.key: event.device_time_total / STEPS for event in events}
 
 
-def told(blocks: Both) -> str:
-    forward, backward = (" ".join(f"{name[0]}{x}" for name, x in b._asdict().items() if name in TOLD) for b in blocks)
+def format_blocks(blocks: BlockSizes) -> str:
+    forward, backward = (
+        " ".join(f"{short}{getattr(b, name)}" for name, short in ABBREVIATIONS.items()) for b in blocks
+    )
     return forward if forward == backward else f"{forward} | {backward}"
 
 
-def measured(size: tuple[int, int, int, int], leaves: list[Tensor], blocks: Both) -> tuple[float, float]:
-    """Print a line; microseconds of the forward and of the backward kernel."""
-    loop = loop_of(leaves, blocks)
-    graph, launched, kernels = graph_time(loop), launched_time(loop), kernel_times(loop)
-    parts = ", ".join(f"{name[:20]} {took:.1f}" for name, took in kernels.items())
-    print(f"{size!s:22} {told(blocks):26} {graph:5.1f} {launched:8.1f}  {parts}", flush=True)
+def print_line(size: tuple[int, int, int, int], leaves: list[Tensor], blocks: BlockSizes) -> tuple[float, float]:
+    """Measure block sizes and print a line; return the microseconds of the forward and of the backward kernel."""
+    loop = build_loop(leaves, blocks)
+    graph, launched, kernels = measure_graph(loop), measure_launched(loop), measure_kernels(loop)
+    parts = ", ".join(f"{name[:20]} {us:.1f}" for name, us in kernels.items())
+    print(f"{size!s:22} {format_blocks(blocks):26} {graph:5.1f} {launched:8.1f}  {parts}", flush=True)
     forward, backward = (
-        next(took for name, took in kernels.items() if name.startswith(kernel))
+        next(us for name, us in kernels.items() if name.startswith(kernel))
         for kernel in ("forward_kernel", "backward_kernel")
     )
     return forward, backward
@@ -141,21 +150,21 @@ def measured(size: tuple[int, int, int, int], leaves: list[Tensor], blocks: Both
 
 def main() -> None:
     if not torch.cuda.is_available():
-        raise SystemExit("bench/tune_step.py measures kernels on a CUDA GPU, and there is none")
-    began = time.monotonic()
-    print("blocks: " + ", ".join(f"{name[0]} {name}" for name in TOLD))
+        raise SystemExit("bench/tune_step.py needs a CUDA GPU")
+    start = time.monotonic()
+    print("blocks: " + ", ".join(f"{short} {name}" for name, short in ABBREVIATIONS.items()))
     print(f"{'B, K, hidden, values':22} {'blocks':26} {'graph':>5} {'launched':>8}  kernels, µs")
-    for at, size in enumerate(SIZES):
-        leaves = inputs(size)
-        usual = choose_step_blocks(size[0], max(size[2:]))
-        ways = NARROW_WAYS if usual[0] == NARROW_BLOCKS else WIDE_WAYS
-        took = {}
-        for blocks in ways:
-            if time.monotonic() - began > SECONDS / len(SIZES) * (1 + at):
-                print(f"{size!s:22} the other ways are left out: the time is up")
+    for number, size in enumerate(SIZES, 1):
+        leaves = draw_inputs(size)
+        default = choose_step_blocks(size[0], max(size[2:]))
+        candidates = NARROW_CANDIDATES if default[0] == NARROW_BLOCKS else WIDE_CANDIDATES
+        times = {}
+        for blocks in candidates:
+            if time.monotonic() - start > TIME_LIMIT / len(SIZES) * number:
+                print(f"{size!s:22} the time limit was reached; the remaining block sizes are skipped")
                 break
-            took[blocks] = measured(size, leaves, (blocks, blocks))
-        measured(size, leaves, (min(took, key=lambda b: took[b][0]), min(took, key=lambda b: took[b][1])))
+            times[blocks] = print_line(size, leaves, (blocks, blocks))
+        print_line(size, leaves, (min(times, key=lambda b: times[b][0]), min(times, key=lambda b: times[b][1])))
 
 
 if __name__ == "__main__":

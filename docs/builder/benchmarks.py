@@ -80,9 +80,6 @@ OWN = (  # what our ways are called, up to a comma
     ),
     *(
         "attention",
-        "forth",
-        "back",
-        "together",
         "forward",
         "backward",
         "product",
