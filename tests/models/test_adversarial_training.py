@@ -21,7 +21,7 @@ def table() -> nn.Embedding:
     return embedding
 
 
-def test_it_is_the_mean_of_the_loss_at_the_words_and_beside_them() -> None:
+def test_loss_is_the_mean_of_clean_and_perturbed_losses() -> None:
     torch.manual_seed(1)
     embedding, ids, more = table(), torch.tensor([[1, 2, 1], [5, 0, 6]]), torch.tensor([3, 3])
 
@@ -47,7 +47,7 @@ def test_it_is_the_mean_of_the_loss_at_the_words_and_beside_them() -> None:
     torch.testing.assert_close(embedding.weight.grad, wanted)
 
 
-def test_nothing_is_left_on_the_embedding() -> None:
+def test_the_embedding_is_restored() -> None:
     embedding = table()
     ids = torch.tensor([1])
 
@@ -75,7 +75,7 @@ BATCH = {
 
 
 @pytest.mark.parametrize("kind", BATCH)
-def test_models_learn_so_and_are_judged_without(kind: str) -> None:
+def test_models_use_it_in_training_only(kind: str) -> None:
     sizes = {"embedding_width": 5, "attention_width": 7, "width": 3, "dropout": 0.0}
 
     def made(adversarial: float) -> BertClassifier | HierarchicalAttentionNetwork | SelfAttentiveClassifier:

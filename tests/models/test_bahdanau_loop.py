@@ -67,7 +67,7 @@ def fused_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.mark.parametrize("lengths", [None, [S, 1, 4]], ids=["unpadded", "padded"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_outputs_are_equal_to_those_of_the_plain_loop(
+def test_outputs_equal_those_of_the_plain_loop(
     device: str, dtype: torch.dtype, lengths: list[int] | None, fused_calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder, inputs = build_decoder(device=device, dtype=dtype)
@@ -91,7 +91,7 @@ class _Decode(nn.Module):
         return decode(self.decoder, list(inputs), torch.tensor([S, 1, 4]))
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
+def test_gradients_equal_finite_differences() -> None:
     decoder, inputs = build_decoder(dtype=torch.float64)
     names, parameters = zip(*_Decode(decoder).named_parameters(), strict=True)
 
@@ -123,7 +123,7 @@ def test_a_second_derivative_raises() -> None:
         decode(decoder, inputs)[0].sum().backward(create_graph=True)
 
 
-def test_nothing_outlives_the_graph() -> None:
+def test_buffers_are_freed_with_the_graph() -> None:
     decoder, inputs = build_decoder()
     gc.disable()
     try:

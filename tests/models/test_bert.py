@@ -1,7 +1,6 @@
 """BERT beside the one of ``transformers``, each layout beside the other, and losses by hand."""
 
 import dataclasses
-import doctest
 import math
 from typing import Any
 
@@ -12,8 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import jumok.models.bert
-from jumok.batches import text
 from jumok.batches.text import AnswerBatch, ClassificationBatch, PretrainingBatch, TaggingBatch, TextBatch
 from jumok.batches.tokens import IGNORE, Tokens
 from jumok.errors import InputError
@@ -54,11 +51,6 @@ def small(kind: Any = Bert, *args: Any, **changes: Any) -> Any:
     return shaken(kind(dataclasses.replace(SMALL, **changes), WORDS, *args)).double().eval()
 
 
-@pytest.mark.parametrize("module", [text, jumok.models.bert])
-def test_the_examples_in_the_docstrings(module: Any) -> None:
-    assert doctest.testmod(module, extraglobs={"torch": torch}).failed == 0
-
-
 # ------------------------------------------------------------------------------ as in transformers
 
 
@@ -95,17 +87,17 @@ def near(ours: Tensor, theirs: Tensor) -> None:
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu", "silu"])
 @pytest.mark.parametrize("pooler", [True, False])
-def test_hidden_and_pooled_are_those_of_transformers(tmp_path: Any, activation: str, pooler: bool) -> None:
+def test_outputs_equal_transformers(tmp_path: Any, activation: str, pooler: bool) -> None:
     theirs, ours = pair(tmp_path, pooler=pooler, hidden_act=activation)
     for seed, padding in enumerate(["none", "right", "left", "anywhere"] * 3):
         given = inputs(4, 2 + seed, seed, padding)
-        said, wanted = ours(**given), theirs(**given)
+        outputs, expected = ours(**given), theirs(**given)
         real = given["attention_mask"].bool()
-        near(said.hidden[real], wanted.last_hidden_state[real])
+        near(outputs.hidden[real], expected.last_hidden_state[real])
         if pooler:
-            near(said.pooled, wanted.pooler_output)
+            near(outputs.pooled, expected.pooler_output)
         else:
-            assert said.pooled is None
+            assert outputs.pooled is None
 
 
 @settings(max_examples=25, deadline=None)
@@ -131,13 +123,13 @@ def test_any_sizes(
     )  # fmt: skip
     given = inputs(rows, length, seed, padding)
     with torch.inference_mode():
-        said, wanted = ours(**given), theirs(**given)
+        outputs, expected = ours(**given), theirs(**given)
     real = given["attention_mask"].bool()
-    near(said.hidden[real], wanted.last_hidden_state[real])
-    near(said.pooled, wanted.pooler_output)
+    near(outputs.hidden[real], expected.last_hidden_state[real])
+    near(outputs.pooled, expected.pooler_output)
 
 
-def test_segments_and_mask_may_be_left_out(tmp_path: Any) -> None:
+def test_segments_and_mask_are_optional(tmp_path: Any) -> None:
     theirs, ours = pair(tmp_path)
     ids = inputs(3, 7, 1, "none")["input_ids"]
     near(ours(ids).hidden, theirs(ids).last_hidden_state)
@@ -157,15 +149,15 @@ def test_segments_and_mask_may_be_left_out(tmp_path: Any) -> None:
         ("BertForQuestionAnswering", {"start_logits": "start_logits", "end_logits": "end_logits"}),
     ],
 )
-def test_the_logits_of_each_head_are_those_of_transformers(tmp_path: Any, kind: str, logits: dict[str, str]) -> None:
+def test_head_logits_equal_transformers(tmp_path: Any, kind: str, logits: dict[str, str]) -> None:
     more = {"num_labels": 5} if "Classification" in kind else {}
     theirs, ours = pair(tmp_path, kind, **more)
     for seed, padding in enumerate(["none", "right", "left", "anywhere"]):
         given = inputs(3, 11, seed, padding)
-        said, wanted, real = ours(**given), theirs(**given), given["attention_mask"].bool()
-        assert said.hidden.shape == (3, 11, 14)
+        outputs, expected, real = ours(**given), theirs(**given), given["attention_mask"].bool()
+        assert outputs.hidden.shape == (3, 11, 14)
         for own, other in logits.items():
-            one, two = getattr(said, own), getattr(wanted, other)
+            one, two = getattr(outputs, own), getattr(expected, other)
             at_tokens = one.shape[:2] == real.shape
             near(one[real] if at_tokens else one, two[real] if at_tokens else two)
 
@@ -178,7 +170,7 @@ def test_the_logits_of_each_head_are_those_of_transformers(tmp_path: Any, kind: 
         ("BertForTokenClassification", 4),
     ],
 )
-def test_the_losses_of_fine_tuning_are_those_of_transformers(tmp_path: Any, kind: str, more: int) -> None:
+def test_fine_tuning_losses_equal_transformers(tmp_path: Any, kind: str, more: int) -> None:
     theirs, ours = pair(tmp_path, kind, num_labels=more)
     texts = TextBatch.from_sequences(IDS, SEGMENTS)
     if "Token" in kind:
@@ -186,32 +178,32 @@ def test_the_losses_of_fine_tuning_are_those_of_transformers(tmp_path: Any, kind
         batch: Any = TaggingBatch.from_sequences(IDS, SEGMENTS, labels=labels)
     else:
         batch = ClassificationBatch.from_sequences(IDS, SEGMENTS, labels=[0.5, 2.0, -1.0] if more == 1 else [3, 0, 2])
-    wanted = theirs(
+    expected = theirs(
         texts.tokens.ids, token_type_ids=texts.segments, attention_mask=texts.tokens.valid_mask.long(),
         labels=batch.labels,
     ).loss  # fmt: skip
-    said = ours.loss(batch)
-    near(said.total / said.count, wanted)
+    outputs = ours.loss(batch)
+    near(outputs.total / outputs.count, expected)
 
 
-def test_the_losses_of_spans_and_pretraining_are_those_of_transformers(tmp_path: Any) -> None:
+def test_span_and_pretraining_losses_equal_transformers(tmp_path: Any) -> None:
     theirs, ours = pair(tmp_path / "spans", "BertForQuestionAnswering")
     batch = AnswerBatch.from_sequences([IDS[2]], [SEGMENTS[2]], answer_mask=[[True] * 11], starts=[4], ends=[7])
-    wanted = theirs(batch.tokens.ids, token_type_ids=batch.segments,
+    expected = theirs(batch.tokens.ids, token_type_ids=batch.segments,
                     start_positions=batch.starts, end_positions=batch.ends).loss  # fmt: skip
-    near(ours.loss(batch).total, wanted)
+    near(ours.loss(batch).total, expected)
 
     theirs, ours = pair(tmp_path / "pretraining", "BertForPreTraining")
     masked = masked_batch(packed=False)
     labels = torch.full((3, 11), IGNORE)
     labels.view(-1)[masked.masked_indices] = masked.labels
-    wanted = theirs(
+    expected = theirs(
         masked.tokens.ids, token_type_ids=masked.segments, attention_mask=masked.tokens.valid_mask.long(),
         labels=labels, next_sentence_label=masked.next_sentence_labels,
     ).loss  # fmt: skip
     loss = ours.loss(masked)
-    near(loss.total / loss.count, wanted)
-    near((loss.parts["masked_lm"] + loss.parts["next_sentence"]) / loss.count, wanted)
+    near(loss.total / loss.count, expected)
+    near((loss.parts["masked_lm"] + loss.parts["next_sentence"]) / loss.count, expected)
 
 
 # -------------------------------------------------------------------------------- padded and packed
@@ -247,7 +239,7 @@ def batches(packed: bool) -> list[tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_packed_and_padded_batches_cost_the_same(number: int) -> None:
+def test_packed_and_padded_batches_have_equal_losses(number: int) -> None:
     found = []
     for packed in (False, True):
         model, batch = batches(packed)[number]
@@ -260,7 +252,7 @@ def test_packed_and_padded_batches_cost_the_same(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_labels_that_do_not_count_and_what_fills_a_row_up_change_nothing(number: int) -> None:
+def test_ignored_labels_and_padding_do_not_matter(number: int) -> None:
     model, batch = batches(packed=True)[number]
     longer = TextBatch.from_sequences([*IDS, [1, 1], [1]], packed=True)
     fill = torch.tensor([float("nan") if number == 2 else IGNORE])
@@ -293,7 +285,7 @@ def test_gradients_reach_every_weight(number: int) -> None:
     assert [name for name in still if "project.bias" not in name] == []
 
 
-def test_a_batch_tells_its_form_and_goes_to_a_device_whole() -> None:
+def test_graph_key_and_device_of_a_batch() -> None:
     batch = masked_batch(packed=True)
     there = batch.to("meta")
     assert all(x.is_meta for x in (there.masked_indices, there.tokens.ids, there.segments, there.next_sentence_labels))
@@ -314,7 +306,7 @@ def test_padding_is_not_computed() -> None:
     assert seen == [5 + 3 + 11, 3 * 11]
 
 
-def test_the_head_of_words_is_computed_at_masked_places_only() -> None:
+def test_the_mlm_head_runs_at_masked_positions_only() -> None:
     model = small(BertPretrainingModel)
     seen: list[Any] = []
     model.mlm_head.transform.register_forward_hook(lambda _, args, out: seen.append(out.shape))
@@ -338,7 +330,7 @@ def untrained(model: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def test_losses_of_a_model_that_knows_nothing() -> None:
+def test_losses_of_a_uniform_model() -> None:
     loss = untrained(small(BertPretrainingModel)).loss(masked_batch(packed=True))
     # Three hidden words at log 23 each; the mean of "next?", log 2, as if it were told for each of the three.
     assert loss.count == 3
@@ -370,7 +362,7 @@ def test_losses_of_a_model_that_knows_nothing() -> None:
 
 
 @torch.no_grad()
-def test_weights_begin_as_in_the_original() -> None:
+def test_initial_weights_are_those_of_the_original() -> None:
     torch.manual_seed(0)
     model = BertPretrainingModel(dataclasses.replace(SMALL, width=64, feed_forward_width=128), 3001)
     for name, x in model.named_parameters():
@@ -386,7 +378,7 @@ def test_weights_begin_as_in_the_original() -> None:
 # -------------------------------------------------------------------------------------------- errors
 
 
-def test_a_text_longer_than_the_table_of_positions_is_refused() -> None:
+def test_texts_longer_than_the_position_table_raise() -> None:
     model = small()
     for call in (
         lambda: model(torch.zeros(2, 14, dtype=torch.long)),
@@ -398,14 +390,14 @@ def test_a_text_longer_than_the_table_of_positions_is_refused() -> None:
             call()
 
 
-def test_padding_may_reach_beyond_the_table_of_positions() -> None:
+def test_padding_may_exceed_the_position_table() -> None:
     model = small()
     wide = Tokens.pad([[5] * 3, [5] * 13], min_length=16)
     found = model.encode(wide, torch.zeros_like(wide.ids))[0, :3]
     torch.testing.assert_close(found, model(torch.full((1, 3), 5)).hidden[0])
 
 
-def test_what_does_not_fit_together_is_told() -> None:
+def test_mismatched_arguments_raise() -> None:
     ids = torch.zeros(2, 5, dtype=torch.long)
     with pytest.raises(ValueError, match=r"input_ids\[None\]"):
         small()(ids[0])
@@ -425,23 +417,23 @@ def test_what_does_not_fit_together_is_told() -> None:
         BertPretrainingModel(SMALL, WORDS, with_mlm_head=False).loss(masked_batch(packed=True))
 
 
-def test_a_mean_is_that_of_all_tokens_of_a_text_and_of_no_padding() -> None:
+def test_mean_pooling_ignores_padding() -> None:
     model = small(BertClassifier, 2, pooling="mean")
     assert model.bert.pooler is None
     longest = max(map(len, IDS))
     ids = torch.tensor([ids + [0] * (longest - len(ids)) for ids in IDS])
-    said = model(ids, attention_mask=torch.tensor([[int(at < len(x)) for at in range(longest)] for x in IDS]))
+    outputs = model(ids, attention_mask=torch.tensor([[int(at < len(x)) for at in range(longest)] for x in IDS]))
     for row, text_ids in enumerate(IDS):
         alone = model.bert(torch.tensor([text_ids])).hidden[0]  # (L, D)
         mean = sum(alone.unbind()) / len(text_ids)
-        torch.testing.assert_close(said.pooled[row], mean)
-        torch.testing.assert_close(said.logits[row], model.output(mean))
+        torch.testing.assert_close(outputs.pooled[row], mean)
+        torch.testing.assert_close(outputs.logits[row], model.output(mean))
     for packed in (False, True):
         batch = ClassificationBatch.from_sequences(IDS, packed=packed, labels=[0, 1, 0])
-        torch.testing.assert_close(model.logits(batch), said.logits)
+        torch.testing.assert_close(model.logits(batch), outputs.logits)
 
 
-def test_a_model_begins_from_another() -> None:
+def test_weights_from_another_model() -> None:
     old = small(BertTagger, 3)  # without a pooler
     torch.manual_seed(1)
     new = BertClassifier(dataclasses.replace(SMALL, dropout=0.3), WORDS, 2).double().eval()

@@ -1,7 +1,6 @@
-"""Show, attend and tell: beside a naive reading of the paper, against itself, and what it learns."""
+"""Show, attend and tell: against a naive implementation of the paper, against itself, and trained."""
 
 import dataclasses
-import doctest
 import itertools
 import math
 from typing import Any
@@ -12,12 +11,11 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 import jumok
-from jumok.batches import images
 from jumok.batches.images import CaptionBatch, features_as_tokens
 from jumok.batches.tokens import BOS, EOS, IGNORE, Tokens
 from jumok.decoding.beam import beam_search
 from jumok.decoding.greedy import greedy_search
-from jumok.models import caption_transformer, captioner
+from jumok.models import captioner
 from jumok.models.caption_transformer import CaptionTransformer
 from jumok.models.captioner import Captioner, CaptionerConfig
 from jumok.models.transformer import TransformerConfig
@@ -31,66 +29,61 @@ SOFT = CaptionerConfig(width=7, embedding_width=3, attention_width=4, dropout=0.
 HARD = dataclasses.replace(SOFT, attention="hard")
 
 
-def made(config: CaptionerConfig, seed: int = 0) -> Captioner:
+def build_model(config: CaptionerConfig, seed: int = 0) -> Captioner:
     torch.manual_seed(seed)
     model = Captioner(config, VOCABULARY, FEATURES).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))  # biases are not zero, scores not nearly equal
+            parameter.add_(0.3 * torch.randn_like(parameter))  # no bias is zero, scores differ clearly
     return model
 
 
-def batch_of(captions: list[list[int]] = CAPTIONS, **more: Any) -> CaptionBatch:
-    places = torch.randn(len(captions), 6, FEATURES, generator=torch.manual_seed(1)).double()
-    return CaptionBatch.from_sequences(places, GRID, captions, **more)
+def build_batch(captions: list[list[int]] = CAPTIONS, **more: Any) -> CaptionBatch:
+    features = torch.randn(len(captions), 6, FEATURES, generator=torch.manual_seed(1)).double()
+    return CaptionBatch.from_sequences(features, GRID, captions, **more)
 
 
 def gradients(model: nn.Module, total: Tensor) -> list[Tensor]:
-    found = torch.autograd.grad(total, list(model.parameters()), allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for p, g in zip(model.parameters(), found, strict=True)]
+    result = torch.autograd.grad(total, list(model.parameters()), allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(model.parameters(), result, strict=True)]
 
 
-def test_the_docstrings_are_right() -> None:
-    for module in (images, captioner, caption_transformer):
-        found = doctest.testmod(module, extraglobs={"BOS": BOS, "torch": torch})
-        assert found.attempted > 1
-        assert found.failed == 0
+# ------------------------------------------------------------------------ against a naive implementation
 
 
-# ------------------------------------------------------------------------ beside a naive reading of the paper
+def naive(
+    model: Captioner, features: Tensor, caption: list[int], positions: tuple[int, ...] = ()
+) -> tuple[Tensor, Tensor]:
+    """The logits ``(T, V)`` and weights ``(T, P)`` of one image: the paper's equations, a vector at a time.
 
-
-def naive(model: Captioner, places: Tensor, caption: list[int], way: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
-    """The logits ``(T, V)`` and weights ``(T, P)`` of one picture: the paper's equations, a vector at a time.
-
-    ``way``: the places to look at, if they are given.
+    ``positions``: the positions to attend to, if they are given.
     """
     p = dict(model.named_parameters())
 
     def linear(name: str, x: Tensor) -> Tensor:
         return p[f"{name}.weight"] @ x + p.get(f"{name}.bias", 0.0)
 
-    mean = sum(places) / len(places)
+    mean = sum(features) / len(features)
     h, c = (
         torch.tanh(linear(f"{name}.2", torch.tanh(linear(f"{name}.0", mean)))) for name in ("init_hidden", "init_cell")
     )
-    logits, looked = [], []
+    logits, attention = [], []
     for step, word in enumerate([BOS, *caption]):
         y = p["embedding.weight"][word]
         e = torch.stack(
             [
                 p["attention.score.v"]
                 @ torch.tanh(linear("attention.score.query", h) + linear("attention.score.key", a))
-                for a in places
+                for a in features
             ]
         )
         alpha = e.exp() / e.exp().sum()
-        if way:
-            z = places[way[step]]
+        if positions:
+            z = features[positions[step]]
         elif model.config.attention == "hard" and model.config.inference_attention == "hard":
-            z = places[int(alpha.argmax())]
+            z = features[int(alpha.argmax())]
         else:
-            z = sum(alpha[i] * places[i] for i in range(len(places)))
+            z = sum(alpha[i] * features[i] for i in range(len(features)))
         if model.config.context_gate:
             z = z / (1 + torch.exp(-linear("gate", h)))
         gates = p["cell.weight_ih_l0"] @ torch.cat([y, z]) + p["cell.bias_ih_l0"]
@@ -98,31 +91,31 @@ def naive(model: Captioner, places: Tensor, caption: list[int], way: tuple[int, 
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
         h = torch.sigmoid(o) * torch.tanh(c)
         logits.append(linear("generator", y + linear("hidden_projection", h) + linear("context_projection", z)))
-        looked.append(alpha)
-    return torch.stack(logits), torch.stack(looked)
+        attention.append(alpha)
+    return torch.stack(logits), torch.stack(attention)
 
 
 @pytest.mark.parametrize("gate", [True, False])
 @pytest.mark.parametrize("attention", ["soft", "hard", "hard, soft at inference"])
-def test_it_is_the_papers(gate: bool, attention: str) -> None:
+def test_equals_a_naive_implementation_of_the_paper(gate: bool, attention: str) -> None:
     inference: Any = "hard" if attention == "hard" else "soft"
     kind: dict[str, Any] = {} if attention == "soft" else {"attention": "hard", "inference_attention": inference}
-    model, batch = made(dataclasses.replace(SOFT, context_gate=gate, **kind)), batch_of()
+    model, batch = build_model(dataclasses.replace(SOFT, context_gate=gate, **kind)), build_batch()
     nll = uneven = torch.zeros(()).double()
     for number, caption in enumerate(CAPTIONS):
-        logits, looked = naive(model, batch.features[number], caption)
+        logits, attention = naive(model, batch.features[number], caption)
         steps = len(caption) + 1
         nll = nll - logits.log_softmax(-1)[range(steps), [*caption, EOS]].sum()
-        uneven = uneven + (1 - looked.sum(0)).square().sum()
+        uneven = uneven + (1 - attention.sum(0)).square().sum()
         weights = model.compute_attention_maps(batch)[0].weights
-        torch.testing.assert_close(weights[number, 0, :steps], looked, **EXACT)
+        torch.testing.assert_close(weights[number, 0, :steps], attention, **EXACT)
         assert not weights[number, 0, steps:].any()
     loss = model.loss(batch)
     assert loss.count == batch.count == 11
     assert set(loss.parts) == {"nll", "doubly_stochastic"}
     torch.testing.assert_close(loss.parts["nll"], nll.detach(), **EXACT)
     torch.testing.assert_close(loss.parts["doubly_stochastic"], 0.3 * uneven.detach(), **EXACT)
-    torch.testing.assert_close(loss.total, loss.parts["nll"], **EXACT)  # at rest; and in training:
+    torch.testing.assert_close(loss.total, loss.parts["nll"], **EXACT)  # in eval mode; in training mode:
     if attention == "soft":
         total = model.train().loss(batch).total
         torch.testing.assert_close(total, nll + 0.3 * uneven, **EXACT)
@@ -131,19 +124,19 @@ def test_it_is_the_papers(gate: bool, attention: str) -> None:
         assert all(gradient.any() for gradient in expected)
 
 
-def test_weights_are_the_same_whether_kept_or_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    # With a kernel that keeps none, the weights are computed after the loop.
-    model, batch = made(SOFT).train(), batch_of()
-    kept = model.loss(batch)
+def test_recorded_and_recomputed_weights_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The kernel does not return weights, so they are computed after the loop.
+    model, batch = build_model(SOFT).train(), build_batch()
+    recorded = model.loss(batch)
     monkeypatch.setattr(captioner, "triton_unsupported_reason", lambda x: None)
     assert model._build_recorder(batch) is None
-    again = model.loss(batch)
-    torch.testing.assert_close(again.total, kept.total, **EXACT)
-    torch.testing.assert_close(gradients(model, again.total), gradients(model, kept.total), **EXACT)
+    recomputed = model.loss(batch)
+    torch.testing.assert_close(recomputed.total, recorded.total, **EXACT)
+    torch.testing.assert_close(gradients(model, recomputed.total), gradients(model, recorded.total), **EXACT)
 
 
-def test_the_penalty_by_hand() -> None:
-    # One picture of two places, two steps: (¾ ¼) and (¾ ¼), in all 1½ and ½: ¼ + ¼. The third does not count.
+def test_penalty_by_hand() -> None:
+    # One image of two positions, two steps of (¾ ¼): sums 1½ and ½, penalty ¼ + ¼. The third step is padding.
     weights = torch.tensor([[[0.75, 0.25], [0.75, 0.25], [0.9, 0.1]], [[1, 0], [1, 0], [1, 0]]])
     counts = torch.tensor([[True, True, False], [False] * 3])
     assert captioner._doubly_stochastic_penalty(weights, counts) == 0.5
@@ -167,12 +160,12 @@ MODELS: dict[str, CaptionerConfig | TransformerConfig] = {
 def model(request: pytest.FixtureRequest) -> Any:
     config = MODELS[request.param]
     if isinstance(config, CaptionerConfig):
-        return made(config)
+        return build_model(config)
     torch.manual_seed(0)
     return CaptionTransformer(config, VOCABULARY, FEATURES).double().eval()
 
 
-def stepped(model: Any, batch: CaptionBatch) -> Tensor:
+def run_steps(model: Any, batch: CaptionBatch) -> Tensor:
     state, logits = model.start(batch.features), []
     for ids in batch.target.ids.T:
         now, state = model.step(state, ids)
@@ -180,55 +173,55 @@ def stepped(model: Any, batch: CaptionBatch) -> Tensor:
     return torch.stack(logits, 1)
 
 
-def test_padding_and_neighbours_change_nothing(model: Any) -> None:
-    batch = batch_of()
+def test_padding_and_other_rows_do_not_matter(model: Any) -> None:
+    batch = build_batch()
     alone = [
         CaptionBatch.from_sequences(batch.features[n : n + 1], GRID, [caption]) for n, caption in enumerate(CAPTIONS)
     ]
-    total = sum(model.loss(one).total for one in alone)
+    total = sum(model.loss(example).total for example in alone)
     expected = gradients(model, total)
     wide = CaptionBatch.from_sequences(batch.features, GRID, CAPTIONS, min_length=11)
-    wide.target.ids[~wide.target.valid_mask] = 7  # whatever it holds
+    wide.target.ids[~wide.target.valid_mask] = 7  # padding may hold any word
     for changed in (batch, wide, wide.with_static_shapes(), batch.with_static_shapes()):
-        found = model.loss(changed).total
-        torch.testing.assert_close(found, total, **EXACT)
-        torch.testing.assert_close(gradients(model, found), expected, **EXACT)
-    for one, found in zip(alone, model.compute_attention_maps(wide)[0].weights, strict=True):
-        weights = model.compute_attention_maps(one)[0].weights[0]
-        torch.testing.assert_close(found[:, : weights.shape[1]], weights, **EXACT)
+        result = model.loss(changed).total
+        torch.testing.assert_close(result, total, **EXACT)
+        torch.testing.assert_close(gradients(model, result), expected, **EXACT)
+    for example, result in zip(alone, model.compute_attention_maps(wide)[0].weights, strict=True):
+        weights = model.compute_attention_maps(example)[0].weights[0]
+        torch.testing.assert_close(result[:, : weights.shape[1]], weights, **EXACT)
 
 
-def test_a_soft_penalty_does_not_see_padding() -> None:
-    model = made(SOFT).train()
-    totals = [model.loss(batch_of(min_length=to)).total for to in (0, 11)]
+def test_soft_penalty_ignores_padding() -> None:
+    model = build_model(SOFT).train()
+    totals = [model.loss(build_batch(min_length=to)).total for to in (0, 11)]
     torch.testing.assert_close(*totals, **EXACT)
-    filled = batch_of()
-    filled.labels[2] = IGNORE  # a picture that only fills the batch up
-    alone = batch_of(CAPTIONS[:2])
+    filled = build_batch()
+    filled.labels[2] = IGNORE  # a padding row
+    alone = build_batch(CAPTIONS[:2])
     torch.testing.assert_close(
         model.loss(filled).total, model.loss(dataclasses.replace(alone, features=filled.features[:2])).total
     )
 
 
-def test_searches_take_pictures(model: Any) -> None:
-    source = features_as_tokens(batch_of().features)
+def test_searches_over_images(model: Any) -> None:
+    source = features_as_tokens(build_batch().features)
     with torch.inference_mode():
-        [one] = {
-            len(found)
-            for found in (
+        [example] = {
+            len(result)
+            for result in (
                 greedy_search(model, source, max_length=6),
                 beam_search(model, source, max_length=6),
             )
         }
-        assert one == 3
+        assert example == 3
         best = beam_search(model, source, beam_size=VOCABULARY**2, max_length=2, length_penalty=0.0)
-    # Of all captions of up to two words, none is more probable than that of a beam that holds them all.
+    # A beam that holds all captions of up to two words finds the most probable one.
     words = [4, 5, 6, 7, 8, 9, 10, 11, 12]
     captions = [[], *([a] for a in words), *([a, b] for a in words for b in words)]
     for row, [first, *_] in enumerate(best):
-        places = source.ids[row : row + 1].expand(len(captions), -1, -1)
-        batch = CaptionBatch.from_sequences(places, GRID, [list(caption) for caption in captions])
-        log_p = stepped(model, batch).log_softmax(-1)
+        features = source.ids[row : row + 1].expand(len(captions), -1, -1)
+        batch = CaptionBatch.from_sequences(features, GRID, [list(caption) for caption in captions])
+        log_p = run_steps(model, batch).log_softmax(-1)
         each = log_p.take_along_dim(batch.labels.clamp(min=0)[..., None], -1)[..., 0]
         totals = each.where(batch.labels != IGNORE, 0).sum(1)
         assert first.finished
@@ -236,20 +229,20 @@ def test_searches_take_pictures(model: Any) -> None:
         assert first.logprob == pytest.approx(totals.max().item(), rel=1e-5)
 
 
-def test_maps_are_what_a_watcher_sees() -> None:
-    model, batch = made(SOFT), batch_of(CAPTIONS[:1])
+def test_maps_equal_those_of_watch() -> None:
+    model, batch = build_model(SOFT), build_batch(CAPTIONS[:1])
     with jumok.watch(model) as seen, torch.no_grad():
-        stepped(model, batch)
+        run_steps(model, batch)
     assert len(seen) == 3
-    assert {one.name for one in seen} == {"attention"}
-    found = torch.cat([torch.as_tensor(one.weights(head=0)).reshape(1, -1) for one in seen])
+    assert {example.name for example in seen} == {"attention"}
+    result = torch.cat([torch.as_tensor(example.weights(head=0)).reshape(1, -1) for example in seen])
     torch.testing.assert_close(
-        found.double(), model.compute_attention_maps(batch)[0].weights[0, 0], rtol=1e-5, atol=1e-6
+        result.double(), model.compute_attention_maps(batch)[0].weights[0, 0], rtol=1e-5, atol=1e-6
     )
 
 
-def test_features_may_be_kept_in_half_precision(model: Any) -> None:
-    batch = batch_of()
+def test_half_precision_features(model: Any) -> None:
+    batch = build_batch()
     half = dataclasses.replace(batch, features=batch.features.half())
     exact = dataclasses.replace(batch, features=half.features.double())
     torch.testing.assert_close(model.loss(half).total, model.loss(exact).total, **EXACT)
@@ -257,8 +250,8 @@ def test_features_may_be_kept_in_half_precision(model: Any) -> None:
 
 
 @pytest.mark.parametrize("config", [SOFT, HARD], ids=["soft", "hard"])
-def test_in_low_precision_it_is_nearly_the_same(config: CaptionerConfig) -> None:
-    model, batch = made(config).float().train(), batch_of()
+def test_autocast_changes_the_loss_little(config: CaptionerConfig) -> None:
+    model, batch = build_model(config).float().train(), build_batch()
     batch = dataclasses.replace(batch, features=batch.features.float())
     parts = []
     for low in (False, True):
@@ -278,8 +271,8 @@ TINY = dataclasses.replace(HARD, width=3, doubly_stochastic_penalty=0.0, entropy
 
 
 def tiny_batch(captions: int = 1) -> CaptionBatch:
-    places = torch.randn(captions, 3, FEATURES, generator=torch.manual_seed(2)).double()
-    return CaptionBatch.from_sequences(places, (1, 3), [[5]] * captions)
+    features = torch.randn(captions, 3, FEATURES, generator=torch.manual_seed(2)).double()
+    return CaptionBatch.from_sequences(features, (1, 3), [[5]] * captions)
 
 
 def nll_of(logits: Tensor, labels: Tensor) -> Tensor:
@@ -287,38 +280,40 @@ def nll_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def averages(model: Captioner, monkeypatch: pytest.MonkeyPatch, baseline: float) -> list[list[Tensor]]:
-    """Over all nine ways to look: the gradient of the mean of −log p(y | s), and the mean of what is learned.
+    """Over all nine samples s: the gradient of the mean of −log p(y | s), and the mean gradient of the loss.
 
-    The first by autograd through p(s) of the naive model, the second from the loss where each way is drawn.
+    The first by autograd through p(s) of the naive model, the second from the loss with each sample.
     """
     batch = tiny_batch()
     mean: Any = 0.0
     learned: Any = [0.0] * len(list(model.parameters()))
-    for way in itertools.product(range(3), repeat=2):
-        logits, looked = naive(model, batch.features[0], [5], way)
-        p = looked[0, way[0]] * looked[1, way[1]]
+    for positions in itertools.product(range(3), repeat=2):
+        logits, attention = naive(model, batch.features[0], [5], positions)
+        p = attention[0, positions[0]] * attention[1, positions[1]]
         mean = mean + p * nll_of(logits, batch.labels[0])
-        draws = iter(way)
+        draws = iter(positions)
         monkeypatch.setattr(captioner, "sample_positions", lambda weights, draws=draws: torch.tensor([[next(draws)]]))
         model.baseline.fill_(baseline)
         here = gradients(model, model.loss(batch).total)
-        learned = [total + p.detach() * one for total, one in zip(learned, here, strict=True)]
+        learned = [total + p.detach() * example for total, example in zip(learned, here, strict=True)]
     return [gradients(model, mean), learned]
 
 
 @pytest.mark.parametrize("baseline", [0.0, -2.5])
-def test_reinforce_is_right_on_average(monkeypatch: pytest.MonkeyPatch, baseline: float) -> None:
-    model = made(TINY).train()
+def test_reinforce_is_unbiased(monkeypatch: pytest.MonkeyPatch, baseline: float) -> None:
+    model = build_model(TINY).train()
     exact, learned = averages(model, monkeypatch, baseline)
     torch.testing.assert_close(learned, exact, **EXACT)
     scores = [exact[n] for n, (name, _) in enumerate(model.named_parameters()) if "attention" in name]
     assert all(gradient.abs().max() > 1e-4 for gradient in scores)
-    # Without it, attention learns only what the words tell it through the gate's and the cell's next query.
-    silent, learned = averages(made(dataclasses.replace(TINY, reinforce_loss=0.0)).train(), monkeypatch, baseline)
+    # Without REINFORCE, attention gets gradients only through the gate and the next query.
+    silent, learned = averages(
+        build_model(dataclasses.replace(TINY, reinforce_loss=0.0)).train(), monkeypatch, baseline
+    )
     assert max((a - b).abs().max() for a, b in zip(silent, learned, strict=True)) > 1e-2
 
 
-def test_places_are_drawn_as_probable_as_they_are() -> None:
+def test_positions_are_sampled_by_probability() -> None:
     weights = torch.tensor([0.5, 0.3, 0.2, 0.0]).expand(20_000, 1, 4)
     torch.manual_seed(0)
     chosen = captioner.sample_positions(weights)
@@ -332,14 +327,14 @@ def test_places_are_drawn_as_probable_as_they_are() -> None:
 
 def test_entropy_by_hand() -> None:
     weights = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]], requires_grad=True)
-    found = captioner.entropy(weights)
-    torch.testing.assert_close(found, torch.tensor([math.log(2), 0.0]))
-    found.sum().backward()
+    result = captioner.entropy(weights)
+    torch.testing.assert_close(result, torch.tensor([math.log(2), 0.0]))
+    result.sum().backward()
     assert weights.grad.isfinite().all()
 
 
-def test_the_same_seed_draws_the_same() -> None:
-    model, batch = made(HARD).train(), batch_of()
+def test_results_depend_on_the_seed() -> None:
+    model, batch = build_model(HARD).train(), build_batch()
     totals = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -348,20 +343,20 @@ def test_the_same_seed_draws_the_same() -> None:
     assert totals[0] == totals[1] != totals[2]
 
 
-def test_pictures_that_take_the_expectation_learn_as_soft_attention_does() -> None:
+def test_soft_rows_equal_soft_attention() -> None:
     soft, hard_one = (
-        made(
+        build_model(
             dataclasses.replace(config, doubly_stochastic_penalty=0.4, entropy_bonus=0.0, soft_probability=1.0)
         ).train()
         for config in (SOFT, HARD)
     )
-    losses = [model.loss(batch_of()) for model in (soft, hard_one)]
+    losses = [model.loss(build_batch()) for model in (soft, hard_one)]
     torch.testing.assert_close(losses[1].total, losses[0].total, **EXACT)
     torch.testing.assert_close(gradients(hard_one, losses[1].total), gradients(soft, losses[0].total), **EXACT)
-    assert hard_one.baseline.item() == pytest.approx(-math.log(VOCABULARY))  # nothing was drawn
+    assert hard_one.baseline.item() == pytest.approx(-math.log(VOCABULARY))  # nothing was sampled
 
 
-def test_about_the_share_that_is_said_takes_the_expectation() -> None:
+def test_soft_probability_is_the_share_of_soft_rows() -> None:
     model = Captioner(dataclasses.replace(HARD, soft_probability=0.25), VOCABULARY, FEATURES)
     torch.manual_seed(0)
     draws = model._build_recorder(CaptionBatch.from_sequences(torch.zeros(4000, 1, FEATURES), (1, 1), [[]] * 4000))
@@ -369,8 +364,8 @@ def test_about_the_share_that_is_said_takes_the_expectation() -> None:
     assert draws.sampled_rows.double().mean().item() == pytest.approx(0.75, abs=0.02)
 
 
-def test_the_baseline_moves_in_training_only() -> None:
-    model = made(dataclasses.replace(TINY, baseline_decay=0.75)).train()
+def test_the_baseline_changes_in_training_only() -> None:
+    model = build_model(dataclasses.replace(TINY, baseline_decay=0.75)).train()
     model.baseline.fill_(-4.0)
     torch.manual_seed(0)
     loss = model.loss(tiny_batch(3))
@@ -380,34 +375,34 @@ def test_the_baseline_moves_in_training_only() -> None:
     model.eval().loss(tiny_batch(3))
     model.compute_attention_maps(tiny_batch(3))
     assert model.baseline.item() == before
-    assert "baseline" in model.state_dict()  # so that training goes on as if it had never stopped
+    assert "baseline" in model.state_dict()  # so that training resumes exactly
 
 
 def test_the_parts_of_hard_attention_add_up() -> None:
-    model = made(dataclasses.replace(HARD, entropy_bonus=0.2)).train()
-    loss = model.loss(batch_of())
+    model = build_model(dataclasses.replace(HARD, entropy_bonus=0.2)).train()
+    loss = model.loss(build_batch())
     assert set(loss.parts) == {"nll", "doubly_stochastic", "reinforce", "entropy"}
     torch.testing.assert_close(loss.total.detach(), sum(loss.parts.values()), **EXACT)
     assert -0.2 * math.log(6) * 11 < loss.parts["entropy"] < 0
-    assert loss.parts["reinforce"] == 0  # it has a gradient alone: see the averages above
-    assert set(model.eval().loss(batch_of()).parts) == {"nll", "doubly_stochastic"}
+    assert loss.parts["reinforce"] == 0  # it has only a gradient, tested above
+    assert set(model.eval().loss(build_batch()).parts) == {"nll", "doubly_stochastic"}
 
 
 # -------------------------------------------------------------------------------------------- it learns
 
 
 def objects(count: int, seed: int) -> tuple[CaptionBatch, Tensor]:
-    """Pictures of nine places, all empty but one with one of four objects: its name is the caption."""
+    """Images of nine positions; one position holds one of four objects, whose name is the caption."""
     chance = torch.Generator().manual_seed(seed)
-    where, what = (torch.randint(0, n, (count,), generator=chance) for n in (9, 4))
-    places = torch.zeros(count, 9, 5)
-    places[..., 4] = 1.0  # nothing is there
-    places[range(count), where] = torch.eye(5)[what]
-    return CaptionBatch.from_sequences(places, (3, 3), [[4 + int(one)] for one in what]), where
+    positions, objects = (torch.randint(0, n, (count,), generator=chance) for n in (9, 4))
+    features = torch.zeros(count, 9, 5)
+    features[..., 4] = 1.0  # an empty position
+    features[range(count), positions] = torch.eye(5)[objects]
+    return CaptionBatch.from_sequences(features, (3, 3), [[4 + int(example)] for example in objects]), positions
 
 
 @pytest.mark.parametrize("attention", ["soft", "hard"])
-def test_it_learns_to_look_at_what_it_names(attention: Any) -> None:
+def test_learns_to_attend_to_named_objects(attention: Any) -> None:
     torch.manual_seed(0)
     config = CaptionerConfig(
         attention=attention,
@@ -419,7 +414,7 @@ def test_it_learns_to_look_at_what_it_names(attention: Any) -> None:
         entropy_bonus=0.02,
     )
     model = Captioner(config, 8, 5)
-    # The mean of the places would tell what is somewhere: so it must look.
+    # The initial state could see the object in the mean of the positions: so it does not get the mean.
     for first in (model.init_hidden, model.init_cell):
         nn.init.zeros_(first[0].weight).requires_grad_(False)
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
@@ -430,13 +425,13 @@ def test_it_learns_to_look_at_what_it_names(attention: Any) -> None:
         (loss.total / loss.count).backward()
         optimizer.step()
     model.eval()
-    batch, where = objects(97, seed=1_000_000)
+    batch, positions = objects(97, seed=1_000_000)
     nll = model.loss(batch).parts["nll"].item() / batch.count
-    assert nll < 0.05  # log 4 / 2 = 0.69 if it does not look
-    looked = model.compute_attention_maps(batch)[0].weights[:, 0, 0].argmax(-1)
-    assert (looked == where).double().mean() > 0.97
-    found = greedy_search(model, batch.source, max_length=3)
-    assert [one.ids for one in found] == [(int(ids[1]),) for ids in batch.target.ids]
+    assert nll < 0.05  # log 4 / 2 = 0.69 without attention
+    attention = model.compute_attention_maps(batch)[0].weights[:, 0, 0].argmax(-1)
+    assert (attention == positions).double().mean() > 0.97
+    result = greedy_search(model, batch.source, max_length=3)
+    assert [example.ids for example in result] == [(int(ids[1]),) for ids in batch.target.ids]
 
 
 # ---------------------------------------------------------------------------------------- what does not fit
@@ -455,12 +450,12 @@ def test_it_learns_to_look_at_what_it_names(attention: Any) -> None:
         ("entropy_bonus", -1.0),
     ],
 )
-def test_a_value_that_cannot_be_is_named(field: str, value: Any) -> None:
+def test_invalid_values_raise(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{field}="):
         dataclasses.replace(SOFT, **{field: value})
 
 
-def test_a_recipe_may_say_it() -> None:
+def test_recipe_keys_are_validated() -> None:
     adapter = TypeAdapter(CaptionerConfig)
     assert adapter.validate_python({"type": "captioner", "attention": "hard"}).attention == "hard"
     for wrong in ({"attention": "medium"}, {"witdh": 5}, {"inference_attention": "asleep"}):
@@ -468,7 +463,7 @@ def test_a_recipe_may_say_it() -> None:
             adapter.validate_python(wrong)
 
 
-def test_batches_that_do_not_fit_are_refused(model: Any) -> None:
+def test_invalid_batches_raise(model: Any) -> None:
     for shape in ((2, 6, 4), (2, 5), (0, 6, 5), (2, 0, 5)):
         with pytest.raises(ValueError, match="features have shape"):
             model.start(torch.zeros(shape))
@@ -478,19 +473,19 @@ def test_batches_that_do_not_fit_are_refused(model: Any) -> None:
         CaptionBatch.from_sequences(torch.zeros(1, 6, FEATURES), (2, 3), [[5], [6]])
 
 
-def test_packed_captions_are_refused() -> None:
-    batch = batch_of()
+def test_packed_captions_raise() -> None:
+    batch = build_batch()
     packed = dataclasses.replace(batch, target=Tokens.pack([[BOS, 5], [BOS], [BOS]]))
     with pytest.raises(ValueError, match="one caption per row"):
-        made(SOFT).loss(packed)
+        build_model(SOFT).loss(packed)
 
 
-def test_one_vocabulary_for_words_and_pictures_is_refused() -> None:
+def test_tying_embeddings_to_images_raises() -> None:
     with pytest.raises(ValueError, match="tie_embeddings='target'"):
         CaptionTransformer(TransformerConfig(tie_embeddings="all"), VOCABULARY, FEATURES)
 
 
-def test_a_picture_of_one_place_is_enough(model: Any) -> None:
+def test_images_of_one_position(model: Any) -> None:
     batch = CaptionBatch.from_sequences(torch.ones(1, 1, FEATURES).double(), (1, 1), [[]])
     assert model.loss(batch).total.isfinite()
     weights = model.compute_attention_maps(batch)[0].weights
@@ -501,18 +496,18 @@ def test_a_picture_of_one_place_is_enough(model: Any) -> None:
 # --------------------------------------------------------------------------------------------- the batch
 
 
-def test_batches_of_one_form_are_alike() -> None:
-    batch, other = (batch_of(captions, min_length=6) for captions in (CAPTIONS, [[4], [5], [6, 7]]))
+def test_static_shapes_share_a_graph_key() -> None:
+    batch, other = (build_batch(captions, min_length=6) for captions in (CAPTIONS, [[4], [5], [6, 7]]))
     assert batch.graph_key is None
     assert batch.with_static_shapes().graph_key == other.with_static_shapes().graph_key is not None
-    assert batch.with_static_shapes().graph_key != batch_of(CAPTIONS, min_length=7).with_static_shapes().graph_key
+    assert batch.with_static_shapes().graph_key != build_batch(CAPTIONS, min_length=7).with_static_shapes().graph_key
     there = batch.with_static_shapes().to("cpu")
     assert there.grid == GRID
     assert there.count == 11
     assert torch.equal(there.labels, batch.labels)
 
 
-def test_pixels_may_stand_for_places() -> None:
+def test_batches_of_pixels() -> None:
     batch = CaptionBatch.from_sequences(torch.zeros(2, 3, 8, 6, dtype=torch.uint8), (8, 6), [[5], [6]])
     assert batch.has_pixels
-    assert not batch_of().has_pixels
+    assert not build_batch().has_pixels

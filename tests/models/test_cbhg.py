@@ -1,6 +1,5 @@
 """CBHG and its norms: beside PyTorch's own layers, and what padding must not do."""
 
-import doctest
 import math
 
 import pytest
@@ -9,21 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jumok.batches.tokens import Tokens
-from jumok.models.layers import cbhg
 from jumok.models.layers.cbhg import CBHG, MaskedBatchNorm
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 LENGTHS = (7, 2, 5)
 
 
-def test_the_docstrings_are_right() -> None:
-    found = doctest.testmod(cbhg)
-    assert found.attempted > 2
-    assert found.failed == 0
-
-
 @pytest.mark.parametrize("further", [(), (3,)])
-def test_a_norm_is_a_batch_norm_of_what_is_real(further: tuple[int, ...]) -> None:
+def test_batch_norm_ignores_padding(further: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     x = torch.randn(3, 4, 7, *further).double()
     real = torch.arange(7) < torch.tensor(LENGTHS)[:, None]
@@ -73,7 +65,7 @@ def naive(model: CBHG, x: Tensor) -> Tensor:
 @pytest.mark.filterwarnings("ignore:Using padding='same'")  # of even widths it pads one more at the right
 @pytest.mark.parametrize("inputs", [3, 5])
 @pytest.mark.parametrize("alike", [False, True])
-def test_each_is_read_as_if_alone(inputs: int, alike: bool) -> None:
+def test_batches_equal_single_sequences(inputs: int, alike: bool) -> None:
     torch.manual_seed(0)
     model = CBHG(inputs, 3, num_banks=4, num_highways=2).double().eval()
     with torch.no_grad():

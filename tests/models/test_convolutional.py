@@ -66,14 +66,14 @@ class Paper:
         return a * torch.sigmoid(b)
 
     def embedded(self, table: nn.Embedding, entry: Any, ids: list[int]) -> list[Tensor]:
-        found = []
+        results = []
         for place, number in enumerate(ids):
             if isinstance(entry.position, LearnedPositions):
                 position = entry.position.table.weight[place]
             else:  # of the standard deviation of an embedding, 0.1
                 position = 0.1 * math.sqrt(2) * SinusoidalPositions(7).embed(torch.tensor(place)).double()
-            found.append(table.weight[number] + position)
-        return found
+            results.append(table.weight[number] + position)
+        return results
 
     def logits(self, source: list[int], target: list[int]) -> Tensor:
         model, half, kernel = self.model, math.sqrt(0.5), self.config.kernel_size
@@ -120,7 +120,7 @@ class Paper:
     ],
     ids=str,
 )
-def test_equal_to_the_paper_in_value_and_gradients(changes: dict[str, Any]) -> None:
+def test_equals_a_naive_implementation_of_the_paper(changes: dict[str, Any]) -> None:
     model = small(**changes)
     paper = Paper(model)
     loss = model.loss(Seq2SeqBatch.from_sequences(SOURCES, TARGETS))
@@ -144,7 +144,7 @@ def test_equal_to_the_paper_in_value_and_gradients(changes: dict[str, Any]) -> N
 # ------------------------------------------------------------------------------------- beginning
 
 
-def test_weights_begin_with_the_variances_of_the_paper() -> None:
+def test_initial_weights_have_the_variances_of_the_paper() -> None:
     config = ConvolutionalConfig(embedding_width=64, width=128, kernel_size=3, dropout=0.25)
     model = ConvolutionalSeq2Seq(config, 997, 499)
     kept = 0.75
@@ -165,7 +165,7 @@ def test_weights_begin_with_the_variances_of_the_paper() -> None:
     assert all(not one.any() for name, one in model.named_parameters() if name.endswith("bias"))
 
 
-def test_at_first_the_loss_is_that_of_guessing() -> None:
+def test_initial_loss_is_that_of_guessing() -> None:
     words = 211
     batch = Seq2SeqBatch.from_sequences(*(torch.randint(4, words, (2, 13, 17)).tolist()))
     loss = ConvolutionalSeq2Seq(ConvolutionalConfig(embedding_width=64, width=64), words, words).eval().loss(batch)
@@ -220,7 +220,7 @@ def test_the_source_is_copied_only_if_its_rows_change() -> None:
     assert model.step(none, torch.tensor([], dtype=torch.long))[0].shape == (0, TARGET)
 
 
-def test_maps_are_where_the_steps_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maps_equal_those_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small().eval()
     batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
     maps = model.compute_attention_maps(batch)
@@ -239,9 +239,9 @@ def test_maps_are_where_the_steps_looked(monkeypatch: pytest.MonkeyPatch) -> Non
         for place in range(batch.target.ids.shape[1]):
             _, state = model.step(state, batch.target.ids[:, place])
     assert [one.weights.shape for one in maps] == [(4, 1, 6, 8)] * 3
-    for number, found in enumerate(used):
+    for number, results in enumerate(used):
         place, layer = divmod(number, 3)
-        torch.testing.assert_close(found, maps[layer].weights[:, 0, place : place + 1])
+        torch.testing.assert_close(results, maps[layer].weights[:, 0, place : place + 1])
     for one in maps:
         assert torch.equal(one.weights == 0, ~batch.source.valid_mask[:, None, None].expand(4, 1, 6, 8))
 
@@ -275,7 +275,7 @@ def test_under_autocast_the_loss_is_near_and_gradients_are_float32() -> None:
     assert all(one.grad is not None and one.grad.dtype == torch.float32 for one in model.parameters())
 
 
-def test_a_copy_is_the_same_model_and_its_own() -> None:
+def test_deep_copies_are_independent() -> None:
     batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
     for tie in ("none", "target", "all"):
         model = small(tie_embeddings=tie)
@@ -288,7 +288,7 @@ def test_a_copy_is_the_same_model_and_its_own() -> None:
         assert tie == "none" or model.output.weight is model.target_embedding.weight
 
 
-def test_it_learns_to_copy() -> None:
+def test_learns_to_copy() -> None:
     config = ConvolutionalConfig(
         embedding_width=32,
         width=32,
@@ -319,7 +319,7 @@ def test_it_learns_to_copy() -> None:
 # --------------------------------------------------------------------------------- what is refused
 
 
-def test_longer_than_its_positions_is_refused() -> None:
+def test_sequences_longer_than_the_positions_raise() -> None:
     model = small()
     model.loss(Seq2SeqBatch.from_sequences([[5] * 16], [[6] * 16]))
     for sides in (([[5] * 17], [[6]]), ([[5]], [[6] * 17])):
@@ -342,7 +342,7 @@ def test_longer_than_its_positions_is_refused() -> None:
         ({"dropout": 1.0}, "dropout=1.0"),
     ],
 )
-def test_a_config_that_does_not_fit_is_refused(changes: dict[str, Any], named: str) -> None:
+def test_invalid_configs_raise(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         dataclasses.replace(SMALL, **changes)
 
@@ -352,7 +352,7 @@ def test_tying_all_needs_one_vocabulary() -> None:
         ConvolutionalSeq2Seq(dataclasses.replace(SMALL, tie_embeddings="all"), SOURCE, TARGET)
 
 
-def test_packed_tokens_are_refused() -> None:
+def test_packed_tokens_raise() -> None:
     model, packed = small(), Seq2SeqBatch.from_sequences(SOURCES, TARGETS, packed=True)
     for refused in (model.loss, model.compute_attention_maps, lambda batch: model.start(batch.source)):
         with pytest.raises(ValueError, match="padded"):

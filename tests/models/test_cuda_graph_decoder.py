@@ -1,6 +1,5 @@
 """Steps over memory of a fixed size beside the steps of the model itself."""
 
-import doctest
 import itertools
 import random
 import weakref
@@ -46,11 +45,6 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """The smallest sizes so small that a few words and sentences go beyond them."""
     for name, size in {"MIN_SOURCES": 2, "MIN_SOURCE_LENGTH": 2, "MIN_TARGET_LENGTH": 2}.items():
         monkeypatch.setattr(cuda_graph_decoder, name, size)
-
-
-def test_the_examples_in_the_docstrings() -> None:
-    names = {"torch": torch, "BOS": BOS, "Tokens": Tokens, "TransformerConfig": TransformerConfig}
-    assert doctest.testmod(cuda_graph_decoder, extraglobs=names).failed == 0
 
 
 def test_sizes_by_hand() -> None:
@@ -99,7 +93,7 @@ def within(sources: Sequence[int], dice: random.Random) -> list[int]:
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_greedy_steps_are_the_models(norm: str, mode: Callable[[], Any]) -> None:
+def test_greedy_steps_equal_the_model(norm: str, mode: Callable[[], Any]) -> None:
     model, dice = small(norm), random.Random(0)
     fast = CudaGraphDecoder(model)
     with mode():
@@ -114,7 +108,7 @@ def test_greedy_steps_are_the_models(norm: str, mode: Callable[[], Any]) -> None
 
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("seed", range(20))
-def test_any_search_is_the_models(seed: int) -> None:
+def test_searches_equal_the_model(seed: int) -> None:
     """Beams that are made, swapped, dropped; rows that go anywhere; all beyond the smallest sizes."""
     model, dice = small(), random.Random(seed)
     fast = CudaGraphDecoder(model, max_graphs=3)
@@ -157,7 +151,7 @@ def test_several_reorderings_before_a_step_and_before_the_first() -> None:
         both.step([4, 5, 6, 7, 8, 9])
 
 
-def test_nothing_to_do_and_nothing_to_look_at() -> None:
+def test_empty_batches_and_sources() -> None:
     model = small()
     with torch.no_grad():
         both = Both(model, CudaGraphDecoder(model), Tokens.pad([[], [5, 6], []]))
@@ -242,7 +236,7 @@ class Taped(CudaGraphDecoder):
         return given
 
 
-def test_a_step_is_the_same_operations_every_time() -> None:
+def test_every_step_runs_the_same_operations() -> None:
     model, dice = small(), random.Random(0)
     fast = Taped(model)
     with torch.no_grad():
@@ -262,7 +256,7 @@ def test_a_step_is_the_same_operations_every_time() -> None:
 
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("every", [1, 8])
-def test_searches_find_the_same(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+def test_searches_return_the_same(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
     monkeypatch.setattr(constraints, "get_sync_interval", lambda _: every)
     model = small()
     with torch.no_grad():
@@ -307,7 +301,7 @@ def test_reordering_beams_moves_no_key() -> None:
 # --------------------------------------------------------------------------------------- the memory
 
 
-def test_sizes_change_only_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_change_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graph_decoder, "MIN_SOURCES", 2)
     model = small()
     fast = CudaGraphDecoder(model)
@@ -367,7 +361,7 @@ def test_logits_are_the_callers_own() -> None:
     assert torch.equal(first, kept)
 
 
-def test_what_another_sentence_left_does_not_spread() -> None:
+def test_old_state_of_other_sentences_does_not_matter() -> None:
     model = small()
     fast = CudaGraphDecoder(model)
     state = fast.start(Tokens.pad(SOURCES))
@@ -382,7 +376,7 @@ def test_what_another_sentence_left_does_not_spread() -> None:
         both.step([5, 6, 7])
 
 
-def test_weights_may_change_and_move() -> None:
+def test_weights_may_change_and_change_device() -> None:
     model = small()
     fast = CudaGraphDecoder(model)
     with torch.no_grad():
@@ -419,13 +413,13 @@ def spent(fast: CudaGraphDecoder) -> Iterator[Callable[[], Any]]:
     yield lambda: fast.step(other, ids)
 
 
-def test_a_state_is_used_once() -> None:
+def test_a_state_can_be_used_once() -> None:
     for use in spent(CudaGraphDecoder(small())):
         with pytest.raises(ValueError, match="no longer valid"):
             use()
 
 
-def test_a_refused_call_spends_nothing() -> None:
+def test_a_rejected_call_does_not_consume_the_state() -> None:
     model = small()
     fast = CudaGraphDecoder(model)
     state = fast.start(Tokens.pad(SOURCES))
@@ -438,7 +432,7 @@ def test_a_refused_call_spends_nothing() -> None:
     fast.step(state, torch.full((5,), BOS))
 
 
-def test_a_model_in_training_is_refused() -> None:
+def test_training_mode_raises() -> None:
     fast = CudaGraphDecoder(small().train())
     with pytest.raises(ValueError, match=r"model\.eval\(\)"):
         fast.start(Tokens.pad(SOURCES))
@@ -461,7 +455,7 @@ def batches() -> list[list[list[int]]]:
 @pytest.mark.gpu
 @pytest.mark.parametrize("cast", [False, True], ids=["", "autocast"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_recorded_steps_are_the_models(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, cast: bool) -> None:
+def test_recorded_steps_equal_the_model(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, cast: bool) -> None:
     monkeypatch.setattr(cuda_graph_decoder, "MIN_TARGET_LENGTH", 8)
     exact = dtype == torch.float32 and not cast
     close = {"rtol": 1e-3, "atol": 1e-3} if exact else {"rtol": 0.05, "atol": 0.1}
@@ -488,7 +482,7 @@ def test_recorded_steps_are_the_models(monkeypatch: pytest.MonkeyPatch, dtype: t
 
 
 @pytest.mark.gpu
-def test_recorded_searches_find_the_same() -> None:
+def test_recorded_searches_return_the_same() -> None:
     model = on_cuda(torch.float32)
     with torch.no_grad():
         model.output.weight[EOS] *= 1.5
@@ -512,7 +506,7 @@ def test_recorded_searches_find_the_same() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_no_step_and_no_reordering_waits() -> None:
+def test_steps_and_reordering_do_not_synchronize() -> None:
     model = on_cuda(torch.bfloat16)
     fast = CudaGraphDecoder(model)
     for strict in (False, True):  # the first time, graphs are recorded

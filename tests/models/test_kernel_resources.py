@@ -157,7 +157,7 @@ def is_held(on: Pretended) -> bool | None:
         ("sm_120", "bf16", 128, False),
     ],
 )
-def test_the_gru_holds_its_weight_where_there_is_room(
+def test_the_gru_weight_is_held_in_shared_memory_if_it_fits(
     pretend: Callable[[str], Pretended], name: str, kind: str, width: int, held: bool | None
 ) -> None:
     on = pretend(name)
@@ -219,7 +219,7 @@ def packed_path(length: int, width: int, dropout: float, kind: str, learning: bo
         ("sm_120", 64, 128, True),
     ],
 )
-def test_our_kernel_takes_the_packed_sequences_that_it_has_room_for(
+def test_the_short_kernel_is_used_if_it_fits(
     pretend: Callable[[str], Pretended], name: str, length: int, width: int, taken: bool
 ) -> None:
     pretend(name)
@@ -271,7 +271,7 @@ def run_elementwise_kernels(kind: str, width: int) -> None:
 
 
 @pytest.mark.parametrize(("kind", "kernels"), [("fp16", 8), ("fp32", 7), ("bf16", 0)])
-def test_turing_takes_kernels_without_products(pretend: Callable[[str], Pretended], kind: str, kernels: int) -> None:
+def test_kernels_without_products_run_on_turing(pretend: Callable[[str], Pretended], kind: str, kernels: int) -> None:
     on = pretend("sm_75")
     run_elementwise_kernels(kind, 64)
     assert len({launch.function for launch in on.launches}) == kernels
@@ -338,7 +338,7 @@ def on_rocm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("on_rocm")
-def test_rocm_takes_none_of_our_kernels() -> None:
+def test_no_kernels_on_rocm() -> None:
     x = torch.zeros(1, dtype=torch.float16)
     assert "AMD" in (gpu_support.triton_unsupported_reason(x) or "")
     assert packed_path(64, 64, 0.0, "fp16") not in ("packed-short", "varlen")
@@ -353,7 +353,7 @@ def test_the_reason_names_both_generations(pretend: Callable[[str], Pretended]) 
     assert "compute capability 8.0 or newer, and this one has 7.5" in told
 
 
-def test_a_cpu_has_no_gpu() -> None:
+def test_no_gpu_properties_on_a_cpu() -> None:
     cpu = torch.device("cpu")
     assert gpu_support.get_gpu_properties(cpu) is None
     assert not gpu_support.supports_bfloat16(cpu)
@@ -362,7 +362,7 @@ def test_a_cpu_has_no_gpu() -> None:
 
 
 @pytest.mark.gpu
-def test_the_device_tells_what_the_driver_does() -> None:
+def test_shared_memory_equals_that_of_the_driver() -> None:
     """The same shared memory as Triton reads from the CUDA driver."""
     device = torch.device("cuda", 0)
     gpu = gpu_support.get_gpu_properties(device)

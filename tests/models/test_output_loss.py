@@ -33,7 +33,7 @@ def _chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("_chunks")
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_equal_to_cross_entropy_in_value_and_gradients(smoothing: float, with_bias: bool) -> None:
+def test_equals_cross_entropy_in_value_and_gradients(smoothing: float, with_bias: bool) -> None:
     hidden, weight, bias, labels = inputs()
     of = [x.requires_grad_() for x in ([hidden, weight, bias] if with_bias else [hidden, weight])]
     total, plain = linear_cross_entropy(hidden, weight, labels, smoothing, bias if with_bias else None)
@@ -63,7 +63,7 @@ def test_only_the_first_sum_has_a_graph() -> None:
         assert not linear_cross_entropy(hidden, weight, labels, 0.1)[0].requires_grad
 
 
-def test_backward_may_be_asked_twice_and_sums_up() -> None:
+def test_two_backward_passes_accumulate() -> None:
     hidden, weight, _, labels = inputs()
     total, _ = linear_cross_entropy(hidden.requires_grad_(), weight, labels)
     (once,) = torch.autograd.grad(total, hidden, retain_graph=True)
@@ -71,7 +71,7 @@ def test_backward_may_be_asked_twice_and_sums_up() -> None:
     torch.testing.assert_close(twice, 2 * once)
 
 
-def test_what_has_no_label_does_not_matter_even_if_it_is_nan() -> None:
+def test_ignored_rows_may_be_nan() -> None:
     hidden, weight, _, labels = inputs()
     clean, _ = linear_cross_entropy(hidden, weight, labels, 0.1)
     hidden[labels == IGNORE] = float("nan")
@@ -83,7 +83,7 @@ def test_what_has_no_label_does_not_matter_even_if_it_is_nan() -> None:
     assert by_weight.isfinite().all()
 
 
-def test_no_labels_at_all_cost_nothing() -> None:
+def test_no_labels_give_zero_loss() -> None:
     hidden, weight, _, labels = inputs()
     total, _ = linear_cross_entropy(hidden.requires_grad_(), weight, torch.full_like(labels, IGNORE), 0.1)
     assert total.item() == 0
@@ -91,14 +91,14 @@ def test_no_labels_at_all_cost_nothing() -> None:
     assert linear_cross_entropy(hidden[:0], weight, labels[:0])[0].item() == 0
 
 
-def test_confident_and_wrong_stays_finite() -> None:
+def test_confident_wrong_predictions_stay_finite() -> None:
     hidden, weight = torch.tensor([[1.0]], requires_grad=True), torch.tensor([[0.0], [300.0]])
     total, _ = linear_cross_entropy(hidden, weight, torch.tensor([0]))
     assert total.item() == 300
     assert gradients(total, hidden)[0].item() == 300
 
 
-def test_under_autocast_the_sums_are_float32_and_the_error_is_that_of_bfloat16() -> None:
+def test_autocast_sums_in_float32() -> None:
     hidden, weight, bias, labels = inputs(torch.float32)
     for x in (hidden, weight, bias):
         x.requires_grad_()
@@ -113,7 +113,7 @@ def test_under_autocast_the_sums_are_float32_and_the_error_is_that_of_bfloat16()
 
 
 @pytest.mark.parametrize("to", [0, 7])
-def test_padding_is_left_out(to: int) -> None:
+def test_padding_is_skipped(to: int) -> None:
     batch = Seq2SeqBatch.from_sequences([[4]] * 3, [[5, 6], [7], [8, 9, 10]], min_lengths=(0, to))
     length = batch.labels.shape[1]
     hidden = torch.arange(3 * length * 2.0).view(3, length, 2)
@@ -124,7 +124,7 @@ def test_padding_is_left_out(to: int) -> None:
     assert torch.equal(kept, hidden.flatten(0, 1)[rows])
 
 
-def test_without_padding_nothing_is_copied() -> None:
+def test_without_padding_no_copy_is_made() -> None:
     for batch in (
         Seq2SeqBatch.from_sequences([[4]] * 2, [[5, 6], [7, 8]]),
         Seq2SeqBatch.from_sequences([[4]] * 2, [[5], [7, 8]], packed=True),

@@ -1,6 +1,5 @@
 """Sequences of unlike length: nothing is lost on the way through steps and shelves, and little is padded."""
 
-import doctest
 import itertools
 
 import numpy as np
@@ -25,15 +24,9 @@ def numbered(lengths: list[int]) -> list[list[int]]:
     return [list(range(end - length + 1, end + 1)) for end, length in zip(ends, lengths, strict=True)]
 
 
-def test_the_examples_in_the_docstrings() -> None:
-    found = doctest.testmod(ragged_layout, extraglobs={"torch": torch})
-    assert found.failed == 0
-    assert found.attempted > 3
-
-
 @settings(deadline=None, max_examples=50)
 @given(lengths=LENGTHS, packed=st.booleans(), worth=st.sampled_from([1, 5, 10_000]))
-def test_every_word_comes_to_its_place_and_back(lengths: list[int], packed: bool, worth: int) -> None:
+def test_words_are_laid_out_and_restored(lengths: list[int], packed: bool, worth: int) -> None:
     rows = numbered(lengths)
     tokens = Tokens.pack(rows) if packed else Tokens.pad(rows, min_length=max(lengths) + 2)
     with pytest.MonkeyPatch.context() as patch:
@@ -67,7 +60,7 @@ def test_every_word_comes_to_its_place_and_back(lengths: list[int], packed: bool
         assert (x.grad == 2).all()
 
 
-def test_one_long_sequence_does_not_make_the_others_long() -> None:
+def test_one_long_sequence_does_not_pad_the_others() -> None:
     chance = np.random.default_rng(7)
     lengths = [*np.clip(chance.geometric(1 / 20, 5000), 1, 100).tolist(), 3001]
     laid = RaggedLayout.from_tokens(Tokens.from_packed_ids(torch.zeros(sum(lengths), dtype=torch.long), lengths))
@@ -85,7 +78,7 @@ def test_lengths_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 @pytest.mark.parametrize("both", [False, True], ids=["one way", "both ways"])
-def test_packed_sentences_are_read_as_padded_ones(cell: str, both: bool) -> None:
+def test_packed_and_padded_sentences_are_equal(cell: str, both: bool) -> None:
     torch.manual_seed(0)
     lengths = [3, 7, 1, 7, 5]
     rnn: nn.Module = build_rnn(cell, 2, 3, num_layers=2, bidirectional=both).double()  # type: ignore[arg-type]

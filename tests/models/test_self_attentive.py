@@ -1,7 +1,6 @@
 """The structured self-attentive embedding: by hand, beside loops written from the paper, against itself."""
 
 import dataclasses
-import doctest
 import math
 from typing import Any
 
@@ -60,12 +59,6 @@ def gradients(model: nn.Module, batch: ClassificationBatch) -> dict[str, Tensor]
     return {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
 
 
-def test_the_examples_in_the_docstrings() -> None:
-    found = doctest.testmod(self_attentive, extraglobs={"torch": torch, "masks": masks})
-    assert found.failed == 0
-    assert found.attempted > 5
-
-
 # ---------------------------------------------------------------------------------- from the paper
 
 
@@ -73,7 +66,7 @@ def hops_of(model: SelfAttentiveClassifier, ids: list[int]) -> tuple[list[list[T
     """A and M of one text as numbers in lists: a row a hop."""
     words = model.embedding(torch.tensor([ids]))
     h = model.encoder(words)[0][0].unbind()
-    looked, seen = [], []
+    attention_weights, seen = [], []
     for query in model.attention.queries:
         scores = []
         for state in h:
@@ -83,16 +76,16 @@ def hops_of(model: SelfAttentiveClassifier, ids: list[int]) -> tuple[list[list[T
             ]
             scores.append(sum(q * k for q, k in zip(query, key, strict=True)).exp())
         a = [score / sum(scores) for score in scores]
-        looked.append(a)
+        attention_weights.append(a)
         mixed = sum(weight * state for weight, state in zip(a, h, strict=True))
         seen.append(list(mixed))
-    return looked, seen
+    return attention_weights, seen
 
 
-def overlap_of(looked: list[list[Tensor]]) -> Any:
+def overlap_of(attention_weights: list[list[Tensor]]) -> Any:
     total: Any = 0.0
-    for i, one in enumerate(looked):
-        for j, other in enumerate(looked):
+    for i, one in enumerate(attention_weights):
+        for j, other in enumerate(attention_weights):
             product = sum(x * y for x, y in zip(one, other, strict=True))
             total = total + (product - (1.0 if i == j else 0.0)) ** 2
     return total
@@ -123,8 +116,8 @@ def naive(model: SelfAttentiveClassifier, batch: ClassificationBatch) -> tuple[T
     """Logits, summed error, and summed penalty: text by text, number by number."""
     logits, overlaps = [], []
     for n, first in enumerate(FIRST):
-        looked, matrix = hops_of(model, first)
-        overlap = overlap_of(looked)
+        attention_weights, matrix = hops_of(model, first)
+        overlap = overlap_of(attention_weights)
         if model.factors is not None:
             other_looked, other = hops_of(model, SECOND[n])
             overlap = overlap + overlap_of(other_looked)
@@ -153,7 +146,7 @@ def naive(model: SelfAttentiveClassifier, batch: ClassificationBatch) -> tuple[T
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 @pytest.mark.parametrize("pruned", [{}, {"row_units": 3, "column_units": 2}], ids=str)
 @pytest.mark.parametrize("paired", [False, True], ids=["texts", "pairs"])
-def test_it_is_what_the_paper_says(cell: str, pruned: dict[str, int], paired: bool) -> None:
+def test_equals_a_naive_implementation_of_the_paper(cell: str, pruned: dict[str, int], paired: bool) -> None:
     model = small(cell=cell, text_pairs=paired, **pruned)
     batch = (pairs if paired else texts)((2, IGNORE, 4))
     loss = model.loss(batch)
@@ -170,7 +163,7 @@ def test_it_is_what_the_paper_says(cell: str, pruned: dict[str, int], paired: bo
         torch.testing.assert_close(ours[name], parameter.grad, **EXACT)
 
 
-def test_with_one_class_it_says_numbers() -> None:
+def test_one_class_is_regression() -> None:
     model = small(classes=1)
     batch = texts([0.5, float("nan"), -3.0])
     loss = model.loss(batch)
@@ -184,7 +177,7 @@ def test_with_one_class_it_says_numbers() -> None:
 # ----------------------------------------------------------------------------------------- by hand
 
 
-def test_the_penalty_by_hand() -> None:
+def test_penalty_by_hand() -> None:
     apart = torch.eye(3)[None]  # three hops at three words: A Aᵀ = I
     same = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]])  # six cells off the diagonal
     everywhere = torch.full((1, 2, 4), 0.25)  # every cell ¼: 2 · (¾)² + 2 · (¼)²
@@ -193,18 +186,18 @@ def test_the_penalty_by_hand() -> None:
     assert self_attentive._compute_overlap(everywhere).tolist() == [1.25]
 
 
-def test_hops_look_where_their_queries_point() -> None:
+def test_hops_attend_to_their_queries() -> None:
     hops = self_attentive.MultiHopAttention(2, input_width=2, width=2)
     with torch.no_grad():
         hops.key.weight.copy_(torch.eye(2) * 100)  # keys are the states' signs
         hops.queries.copy_(torch.tensor([[math.log(3), 0.0], [0.0, 0.0]]))
     states = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [5.0, 5.0]]])
-    seen, looked = hops(states, masks.padding([2]))
-    torch.testing.assert_close(looked, torch.tensor([[[0.75, 0.25, 0.0], [0.5, 0.5, 0.0]]]))
+    seen, attention_weights = hops(states, masks.padding([2]))
+    torch.testing.assert_close(attention_weights, torch.tensor([[[0.75, 0.25, 0.0], [0.5, 0.5, 0.0]]]))
     torch.testing.assert_close(seen, torch.tensor([[[0.75, 0.25], [0.5, 0.5]]]))
 
 
-def test_a_pruned_unit_sees_a_row_or_a_column() -> None:
+def test_pruned_units_read_a_row_or_a_column() -> None:
     model = small(row_units=3, column_units=2)
     assert isinstance(model.hidden, PrunedHiddenLayer)
     matrix = torch.randn(4, 6, dtype=torch.double)
@@ -228,7 +221,7 @@ def test_a_pruned_unit_sees_a_row_or_a_column() -> None:
     assert model.output.in_features == 4 * 3 + 6 * 2
 
 
-def test_what_the_published_sizes_weigh() -> None:
+def test_parameter_counts_of_the_published_sizes() -> None:
     published = SelfAttentiveConfig(embedding_width=100, width=300, attention_width=350, num_hops=30, mlp_width=3000)
     with torch.device("meta"):
         full = SelfAttentiveClassifier(published, 10, 5)
@@ -273,7 +266,7 @@ def test_padding_changes_nothing(cell: str, alike: bool, lengths: list[tuple[int
             assert (weights[..., len(text) :] == 0).all()
 
 
-def test_texts_that_fill_up_do_not_count() -> None:
+def test_padding_texts_do_not_count() -> None:
     model = small()
     filled = Tokens.pad([*FIRST, [PAD], [PAD]])
     segments = torch.zeros_like(filled.ids)
@@ -285,7 +278,7 @@ def test_texts_that_fill_up_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("alike", [False, True], ids=["host", "alike"])
-def test_a_text_without_words_is_one_of_padding(alike: bool) -> None:
+def test_empty_texts_equal_padding(alike: bool) -> None:
     model = small()
     empty, padding = (ClassificationBatch.from_sequences([[4, 9], no_words], labels=[1, 2]) for no_words in ([], [PAD]))
     empty = empty.with_static_shapes() if alike else empty
@@ -296,7 +289,7 @@ def test_a_text_without_words_is_one_of_padding(alike: bool) -> None:
     assert model.compute_attention_maps(nothing)[0].weights.shape == (2, 4, 1, 1)
 
 
-def test_alike_batches_need_nothing_of_the_host() -> None:
+def test_static_batches_do_not_synchronize() -> None:
     """What a graph replays: the tensors of another batch, with the lengths of the one that it was made of."""
     model = small(text_pairs=True)
     mine = pairs().with_static_shapes()
@@ -313,7 +306,7 @@ def test_alike_batches_need_nothing_of_the_host() -> None:
 
 
 @pytest.mark.parametrize("pruned", [{}, {"row_units": 3, "column_units": 2}], ids=str)
-def test_no_number_is_waited_for(pruned: dict[str, int]) -> None:
+def test_no_synchronization_with_the_host(pruned: dict[str, int]) -> None:
     """On a device that has none, to ask for one is an error."""
     model = small(text_pairs=True, **pruned).train().to("meta")
     loss = model.loss(pairs().with_static_shapes().to("meta"))
@@ -326,20 +319,20 @@ def test_no_number_is_waited_for(pruned: dict[str, int]) -> None:
 # ------------------------------------------------------------------------------------- to be seen
 
 
-def test_maps_are_the_weights_that_were_used() -> None:
+def test_maps_are_the_weights_of_the_forward_pass() -> None:
     model = small()
     batch = texts()
     (shown,) = model.compute_attention_maps(batch)
     assert shown.name in dict(model.named_modules())
     assert shown.weights.shape == (3, 4, 1, 7)
-    matrix, looked = model.embed(batch.tokens)
-    torch.testing.assert_close(shown.weights[:, :, 0], looked, **EXACT)
+    matrix, attention_weights = model.embed(batch.tokens)
+    torch.testing.assert_close(shown.weights[:, :, 0], attention_weights, **EXACT)
     states, _ = run_rnn_on_tokens(model.encoder, model.embedding(batch.tokens.ids), batch.tokens)
     torch.testing.assert_close(shown.weights[:, :, 0] @ states, matrix, **EXACT)
     assert not shown.weights.requires_grad
 
 
-def test_watch_sees_where_the_hops_look() -> None:
+def test_watch_captures_the_hops() -> None:
     model = small()
     batch = texts()
     expected = model.logits(batch)
@@ -356,7 +349,7 @@ def test_watch_sees_where_the_hops_look() -> None:
 
 
 @pytest.mark.parametrize("paired", [False, True], ids=["texts", "pairs"])
-def test_under_autocast_it_says_about_the_same(paired: bool) -> None:
+def test_autocast_changes_predictions_little(paired: bool) -> None:
     model = small(text_pairs=paired, row_units=2, column_units=1).float()
     batch = (pairs if paired else texts)()
     exact = model.loss(batch)
@@ -375,7 +368,7 @@ def test_under_autocast_it_says_about_the_same(paired: bool) -> None:
             assert error < 0.1, name
 
 
-def test_it_learns_which_word_decides_and_looks_at_it() -> None:
+def test_learns_to_attend_to_the_deciding_word() -> None:
     """Words 4 to 8 are the classes; one of them stands among others."""
     torch.manual_seed(0)
     model = SelfAttentiveClassifier(
@@ -420,7 +413,7 @@ def test_dropout_is_for_training_only() -> None:
 # ------------------------------------------------------------------------------------- what is wrong
 
 
-def test_what_it_cannot_read() -> None:
+def test_invalid_batches_raise() -> None:
     with pytest.raises(ValueError, match="packed=False"):
         small().logits(texts(packed=True))
     with pytest.raises(ValueError, match="has pairs of texts, but the model has text_pairs=False"):
@@ -442,12 +435,12 @@ def test_what_it_cannot_read() -> None:
         ({"row_units": 3}, "row_units=3 with column_units=0"),
     ],
 )
-def test_sizes_that_make_no_model(change: dict[str, Any], message: str) -> None:
+def test_invalid_sizes_raise(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(SMALL, **change)
 
 
-def test_a_recipe_can_hold_the_config() -> None:
+def test_the_config_is_validated_by_pydantic() -> None:
     adapter = TypeAdapter(SelfAttentiveConfig)
     assert adapter.validate_python({"type": "self_attentive", "num_hops": 3}) == SelfAttentiveConfig(num_hops=3)
     with pytest.raises(ValidationError, match="hop"):

@@ -1,7 +1,6 @@
 """Style tokens: what a style is made of, whichever way it comes."""
 
 import dataclasses
-import doctest
 import math
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from jumok.batches.speech import SpeechBatch, frames_as_tokens
-from jumok.models.layers import style_tokens
 from jumok.models.layers.style_tokens import StyleConfig, StyleTokens
 from jumok.models.tacotron import Tacotron, TacotronConfig
 
@@ -34,13 +32,7 @@ def sounds() -> Tensor:
     return torch.randn(3, 11, MELS, generator=torch.manual_seed(1)).double()
 
 
-def test_the_docstrings_are_right() -> None:
-    found = doctest.testmod(style_tokens, extraglobs={"frames": frames_as_tokens(torch.ones(2, 9, 5), (9, 4))})
-    assert found.attempted > 3
-    assert found.failed == 0
-
-
-def test_eager_styles_differ_from_the_start() -> None:
+def test_init_scale_makes_styles_differ() -> None:
     def spread(eager: bool) -> Tensor:
         torch.manual_seed(0)
         config = StyleConfig(num_tokens=12, num_heads=4, width=128, conv_channels=(8, 8), large_init=eager)
@@ -50,7 +42,7 @@ def test_eager_styles_differ_from_the_start() -> None:
     assert spread(True) > 5 * spread(False)
 
 
-def test_a_reference_encoder_is_convolutions_and_a_gru() -> None:
+def test_reference_encoder_is_convolutions_and_a_gru() -> None:
     model = made().reference_encoder
     x = sounds()[:1, None]
     for convolution, norm in zip(model.convolutions, model.norms, strict=True):
@@ -70,7 +62,7 @@ def test_a_reference_encoder_is_convolutions_and_a_gru() -> None:
     torch.testing.assert_close(model(sounds()[:1], frames_as_tokens(sounds()[:1], [11])), last[0], **EXACT)
 
 
-def test_a_style_is_the_mix_that_its_weights_say() -> None:
+def test_style_is_the_weighted_sum_of_tokens() -> None:
     model, mels = made(), sounds()
     frames = frames_as_tokens(mels, FRAMES)
     weights = model.weights(mels, frames)
@@ -79,7 +71,7 @@ def test_a_style_is_the_mix_that_its_weights_say() -> None:
     torch.testing.assert_close(model(mels, frames), model.mix(weights), **EXACT)
 
 
-def test_a_chosen_token_is_its_value() -> None:
+def test_one_token_gives_its_value() -> None:
     model = made()
     projected = model.attention.project_source.weight[WIDTH:]  # keys come first, then values
     for number, value in enumerate(model.compute_token_styles()):
@@ -91,7 +83,7 @@ def test_a_chosen_token_is_its_value() -> None:
         torch.testing.assert_close(model.mix(0.4 * chosen)[0], 0.4 * value, **EXACT)
 
 
-def test_a_mix_is_linear() -> None:
+def test_mixing_is_linear() -> None:
     model = made()
     a, b = torch.randn(2, 4, HEADS, TOKENS).double()
     torch.testing.assert_close(model.mix(2 * a - 3 * b), 2 * model.mix(a) - 3 * model.mix(b), **EXACT)
@@ -101,8 +93,8 @@ def test_a_mix_is_linear() -> None:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_gradients_reach_all_and_padding_nothing(training: bool) -> None:
-    found = []
+def test_gradients_reach_all_parameters_but_not_padding(training: bool) -> None:
+    result = []
     for fill, counts in ((0.0, None), (math.nan, None), (math.nan, torch.tensor(FRAMES))):
         model, mels = made().train(training), sounds()
         real = frames_as_tokens(mels, FRAMES).valid_mask
@@ -114,12 +106,12 @@ def test_gradients_reach_all_and_padding_nothing(training: bool) -> None:
         assert model.tokens.grad is None
         assert gradients[1].shape == (TOKENS, WIDTH // HEADS)
         assert (gradients[1].abs().sum(1) > 0).all(), "a token without a gradient"
-        found.append((styles, gradients))
-    torch.testing.assert_close(found[1], found[0], **EXACT)
-    torch.testing.assert_close(found[2], found[0], rtol=1e-7, atol=1e-9)
+        result.append((styles, gradients))
+    torch.testing.assert_close(result[1], result[0], **EXACT)
+    torch.testing.assert_close(result[2], result[0], rtol=1e-7, atol=1e-9)
 
 
-def test_a_sound_has_its_style_alone_as_among_others() -> None:
+def test_batches_equal_single_sounds() -> None:
     model, mels = made(), sounds()
     together = model(mels, frames_as_tokens(mels, FRAMES))
     for row, frames in enumerate(FRAMES):
@@ -127,13 +119,13 @@ def test_a_sound_has_its_style_alone_as_among_others() -> None:
         torch.testing.assert_close(model(own, frames_as_tokens(own, [frames])), together[row : row + 1], **EXACT)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_inputs_raise() -> None:
     for weights in (torch.zeros(TOKENS), torch.zeros(1, TOKENS + 1), torch.zeros(1, HEADS + 1, TOKENS)):
         with pytest.raises(ValueError, match="weights have shape"):
             made().mix(weights.double())
 
 
-def test_a_voice_speaks_in_the_style_it_is_given() -> None:
+def test_synthesis_uses_the_given_style() -> None:
     torch.manual_seed(0)
     config = TacotronConfig(
         n_mels=MELS,
@@ -161,10 +153,10 @@ def test_a_voice_speaks_in_the_style_it_is_given() -> None:
         model.predict_teacher_forced(batch), model.predict_teacher_forced(batch, style=own.roll(1, 0))
     )
     uniform = model.mix_style(torch.full((1, TOKENS), 1 / TOKENS, dtype=torch.float64))
-    said = model.synthesize(batch.text, max_frames=5)  # nothing was learned yet, so the usual style is of all tokens
-    torch.testing.assert_close(said.mels, model.synthesize(batch.text, style=uniform, max_frames=5).mels)
+    output = model.synthesize(batch.text, max_frames=5)  # nothing was learned yet, so the usual style is of all tokens
+    torch.testing.assert_close(output.mels, model.synthesize(batch.text, style=uniform, max_frames=5).mels)
     token = model.mix_style(torch.eye(TOKENS).double()[:1])
-    assert not torch.allclose(said.mels, model.synthesize(batch.text, style=token, max_frames=5).mels)
+    assert not torch.allclose(output.mels, model.synthesize(batch.text, style=token, max_frames=5).mels)
     text, tokens = model.compute_attention_maps(batch)
     assert text.name in dict(model.named_modules())
     assert tokens.name in dict(model.named_modules())
@@ -176,7 +168,7 @@ def made_of(model: Tacotron, mels: Tensor) -> Tensor:
     return model.style_tokens(mels, frames_as_tokens(mels, (11, 11, 11)))  # type: ignore[no-any-return]
 
 
-def test_the_usual_style_is_that_of_the_sound_nearest_to_the_mean() -> None:
+def test_default_style_is_that_of_the_sound_nearest_to_the_mean() -> None:
     model = made()
     frames = frames_as_tokens(sounds(), FRAMES)
     model.train()

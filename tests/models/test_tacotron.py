@@ -1,7 +1,6 @@
-"""Tacotron: beside a naive reading of the paper, against itself, and what it learns."""
+"""Tacotron: against a naive implementation of the paper, against itself, and trained."""
 
 import dataclasses
-import doctest
 import math
 from typing import Any
 
@@ -11,10 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jumok.batches import speech
-from jumok.batches.speech import SpeechBatch, frames_as_tokens
+from jumok.batches.speech import SpeechBatch
 from jumok.batches.tokens import EOS, Tokens
-from jumok.models import tacotron, tacotron_decoder
 from jumok.models.layers.style_tokens import StyleConfig
 from jumok.models.tacotron import Tacotron, TacotronConfig, guided_attention_loss
 from jumok.models.tacotron_decoder import forward_attention
@@ -51,8 +48,8 @@ TINY = TacotronConfig(
 )
 
 
-def shaken(model: nn.Module, by: float = 0.3) -> None:
-    """No bias is zero, no norm does nothing."""
+def perturb(model: nn.Module, by: float = 0.3) -> None:
+    """Add noise, so that no bias is zero and no norm is the identity."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(by * torch.randn_like(parameter))
@@ -60,14 +57,14 @@ def shaken(model: nn.Module, by: float = 0.3) -> None:
             buffer.add_(torch.rand_like(buffer) if name.endswith("running_var") else torch.randn_like(buffer))
 
 
-def made(config: TacotronConfig = TINY, seed: int = 0) -> Tacotron:
+def build_model(config: TacotronConfig = TINY, seed: int = 0) -> Tacotron:
     torch.manual_seed(seed)
     model = Tacotron(config, SYMBOLS).double().eval()
-    shaken(model)
+    perturb(model)
     return model
 
 
-def batch_of(rows: slice = slice(None), to: tuple[int, int] = (0, 0)) -> SpeechBatch:
+def build_batch(rows: slice = slice(None), to: tuple[int, int] = (0, 0)) -> SpeechBatch:
     draw = torch.manual_seed(1)
     mels = [torch.randn(frames, MELS, generator=draw) for frames in FRAMES]
     linear = [torch.randn(frames, LINEAR, generator=draw) for frames in FRAMES]
@@ -85,24 +82,16 @@ def with_nan(batch: SpeechBatch) -> SpeechBatch:
 
 def gradients(model: nn.Module, total: Tensor) -> dict[str, Tensor]:
     named = dict(model.named_parameters())
-    found = torch.autograd.grad(total, list(named.values()), allow_unused=True)
-    assert all(g is not None for g in found), [n for n, g in zip(named, found, strict=True) if g is None]
-    return dict(zip(named, found, strict=True))  # type: ignore[arg-type]
+    results = torch.autograd.grad(total, list(named.values()), allow_unused=True)
+    assert all(g is not None for g in results), [n for n, g in zip(named, results, strict=True) if g is None]
+    return dict(zip(named, results, strict=True))  # type: ignore[arg-type]
 
 
-def test_the_docstrings_are_right() -> None:
-    names = {"torch": torch, "frames": frames_as_tokens(torch.ones(2, 9, 5), (9, 4))}
-    for module in (speech, tacotron_decoder, tacotron):
-        found = doctest.testmod(module, extraglobs=names)
-        assert found.attempted > 1
-        assert found.failed == 0
-
-
-# ------------------------------------------------------------------------ beside a naive reading of the paper
+# ------------------------------------------------------------------------ against a naive implementation
 
 
 def naive(model: Tacotron, states: Tensor, mels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mels ``(S r, M)``, logits of stopping and weights ``(S, L)`` of one utterance, a step after another."""
+    """Mels ``(S r, M)``, stop logits and weights ``(S, L)`` of one utterance, step by step."""
     decoder, config = model.decoder, model.config
     p = dict(decoder.named_parameters())
 
@@ -110,15 +99,15 @@ def naive(model: Tacotron, states: Tensor, mels: Tensor) -> tuple[Tensor, Tensor
         return p[f"{name}.weight"] @ x + p.get(f"{name}.bias", 0.0)
 
     def gru(name: str, x: Tensor, h: Tensor) -> Tensor:
-        given, kept = p[f"{name}.weight_ih_l0"] @ x, p[f"{name}.weight_hh_l0"] @ h
-        given, kept = given + p[f"{name}.bias_ih_l0"], kept + p[f"{name}.bias_hh_l0"]
-        (r, z, n), (of_r, of_z, of_n) = given.chunk(3), kept.chunk(3)
-        r, z = torch.sigmoid(r + of_r), torch.sigmoid(z + of_z)
-        return (1 - z) * torch.tanh(n + r * of_n) + z * h
+        from_input, from_state = p[f"{name}.weight_ih_l0"] @ x, p[f"{name}.weight_hh_l0"] @ h
+        from_input, from_state = from_input + p[f"{name}.bias_ih_l0"], from_state + p[f"{name}.bias_hh_l0"]
+        (r, z, n), (state_r, state_z, state_n) = from_input.chunk(3), from_state.chunk(3)
+        r, z = torch.sigmoid(r + state_r), torch.sigmoid(z + state_z)
+        return (1 - z) * torch.tanh(n + r * state_n) + z * h
 
     r, length = config.reduction_factor, len(states)
     zeros = states.new_zeros
-    h, c, speaking = (
+    h, c, decoder_states = (
         zeros(config.decoder_width),
         zeros(states.shape[1]),
         [zeros(config.decoder_width)] * config.decoder_layers,
@@ -126,7 +115,7 @@ def naive(model: Tacotron, states: Tensor, mels: Tensor) -> tuple[Tensor, Tensor
     alpha, total = zeros(length), zeros(length)
     if config.forward_attention:
         alpha[0] = 1.0
-    said: list[tuple[Tensor, Tensor, Tensor]] = []
+    output: list[tuple[Tensor, Tensor, Tensor]] = []
     for step in range(-(-len(mels) // r)):
         x = mels[step * r - 1] if step else zeros(config.n_mels)
         for layer in range(2):
@@ -149,27 +138,27 @@ def naive(model: Tacotron, states: Tensor, mels: Tensor) -> tuple[Tensor, Tensor
         c = sum(y[n] * states[n] for n in range(length))  # type: ignore[assignment]
         x = linear("rnn_projection", torch.cat([h, c]))
         for layer in range(config.decoder_layers):
-            speaking[layer] = gru(f"decoder_rnns.{layer}", x, speaking[layer])
-            x = x + speaking[layer]
+            decoder_states[layer] = gru(f"decoder_rnns.{layer}", x, decoder_states[layer])
+            x = x + decoder_states[layer]
         x = torch.cat([x, c])
-        said.append((linear("mel_projection", x).view(r, -1), linear("stop_projection", x), alpha))
-    mels, stops, weights = zip(*said, strict=True)
+        output.append((linear("mel_projection", x).view(r, -1), linear("stop_projection", x), alpha))
+    mels, stops, weights = zip(*output, strict=True)
     return torch.cat(mels), torch.cat(stops), torch.stack(weights)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_the_papers(kind: dict[str, Any]) -> None:
-    model, batch = made(dataclasses.replace(TINY, postnet_layers=0, linear_bins=0, **kind)), batch_of()
+def test_equals_a_naive_implementation_of_the_paper(kind: dict[str, Any]) -> None:
+    model, batch = build_model(dataclasses.replace(TINY, postnet_layers=0, linear_bins=0, **kind)), build_batch()
     mel = stop = guided = torch.zeros(()).double()
-    looked = model.compute_attention_maps(batch)[0].weights
+    attention = model.compute_attention_maps(batch)[0].weights
     styles = model.encode_style(batch.mels, batch.mel_lengths)
     for number, (text, frames) in enumerate(zip(TEXTS, FRAMES, strict=True)):
         true = batch.mels[number, :frames]
         states = model._encode_text(Tokens.pad([text]), styles[number]).states[0]
         mels, stops, weights = naive(model, states, true)
-        torch.testing.assert_close(looked[number, 0, : len(weights), : len(text)], weights, **EXACT)
-        assert (looked[number, 0, len(weights) :] == 0).all()
-        assert (looked[number, 0, :, len(text) :] == 0).all()
+        torch.testing.assert_close(attention[number, 0, : len(weights), : len(text)], weights, **EXACT)
+        assert (attention[number, 0, len(weights) :] == 0).all()
+        assert (attention[number, 0, :, len(text) :] == 0).all()
         mel = mel + (mels[:frames] - true).abs().mean(1).sum()
         p = torch.sigmoid(stops[:frames])
         stop = stop - (1 - p[:-1]).log().sum() - model.config.stop_positive_weight * p[-1].log()
@@ -189,10 +178,10 @@ def test_it_is_the_papers(kind: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_is_its_utterances(kind: dict[str, Any]) -> None:
-    model = made(dataclasses.replace(TINY, **kind))
-    whole = model.loss(batch_of())
-    alone = [model.loss(batch_of(slice(row, row + 1))) for row in range(3)]
+def test_batches_equal_single_utterances(kind: dict[str, Any]) -> None:
+    model = build_model(dataclasses.replace(TINY, **kind))
+    whole = model.loss(build_batch())
+    alone = [model.loss(build_batch(slice(row, row + 1))) for row in range(3)]
     torch.testing.assert_close(whole.total, sum(loss.total for loss in alone), **EXACT)
     assert list(whole.parts) == ["mel", "mel_before_postnet", "linear", "stop", "guided_attention"]
     for name, part in whole.parts.items():
@@ -201,15 +190,15 @@ def test_a_batch_is_its_utterances(kind: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("training", [False, True])
-def test_padding_never_counts(kind: dict[str, Any], training: bool) -> None:
+def test_padding_does_not_matter(kind: dict[str, Any], training: bool) -> None:
     expected = []
     for batch in (
-        batch_of(),
-        with_nan(batch_of()),
-        with_nan(batch_of(to=(9, 17))),
-        batch_of().with_static_shapes(),
+        build_batch(),
+        with_nan(build_batch()),
+        with_nan(build_batch(to=(9, 17))),
+        build_batch().with_static_shapes(),
     ):
-        model = made(dataclasses.replace(TINY, **kind)).train(training)
+        model = build_model(dataclasses.replace(TINY, **kind)).train(training)
         loss = model.loss(batch)
         expected.append((loss.total, gradients(model, loss.total), dict(model.named_buffers())))
     for other in expected[1:]:
@@ -217,133 +206,133 @@ def test_padding_never_counts(kind: dict[str, Any], training: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_looking_elsewhere_than_at_what_is_spoken_costs(kind: dict[str, Any]) -> None:
-    model = made(dataclasses.replace(TINY, alignment_loss=0.3, **kind))
+def test_alignment_loss_by_hand(kind: dict[str, Any]) -> None:
+    model = build_model(dataclasses.replace(TINY, alignment_loss=0.3, **kind))
     places = [[0, 0, 1, 1, 1, 2, 2], [0, 1, 1, 1, 2, 2, 3, 3, 3, 4, 4, 5], [1, 1]]
-    batch = batch_of(to=(0, 14))
-    told = dataclasses.replace(batch, alignment=Tokens.pad(places, 14, fill=-1).ids)
+    batch = build_batch(to=(0, 14))
+    aligned = dataclasses.replace(batch, alignment=Tokens.pad(places, 14, fill=-1).ids)
     weights, expected = model.compute_attention_maps(batch)[0].weights[:, 0], 0.0
-    for row, each in enumerate(places):
-        for frame, place in enumerate(each):
+    for row, row_positions in enumerate(places):
+        for frame, place in enumerate(row_positions):
             expected -= 0.3 * math.log(weights[row, frame // 3, place].item() + 1e-4)
-    loss = model.loss(told)
+    loss = model.loss(aligned)
     assert loss.parts["alignment"].item() == pytest.approx(expected)
-    torch.testing.assert_close(loss.total, model.loss(batch).total, **EXACT)  # it is for training
-    total = model.train().loss(told)
+    torch.testing.assert_close(loss.total, model.loss(batch).total, **EXACT)  # added in training only
+    total = model.train().loss(aligned)
     torch.testing.assert_close(total.total.detach(), sum(total.parts.values()), **EXACT)
     assert (
-        dataclasses.replace(batch.with_static_shapes(), alignment=told.alignment).graph_key
+        dataclasses.replace(batch.with_static_shapes(), alignment=aligned.alignment).graph_key
         != batch.with_static_shapes().graph_key
     )
-    assert told.to("meta").alignment.is_meta  # type: ignore[union-attr]
+    assert aligned.to("meta").alignment.is_meta  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="one symbol index per frame"):
         dataclasses.replace(batch, alignment=torch.zeros(3, 2))
 
 
-def test_a_style_may_come_from_another_row() -> None:
-    model, batch = made(), batch_of()
+def test_style_from_another_row() -> None:
+    model, batch = build_model(), build_batch()
     assert model.style_tokens is not None
     styles = model.encode_style(batch.mels, batch.mel_lengths)
     turned = torch.tensor([1, 2, 0])
-    told = model.predict_teacher_forced(dataclasses.replace(batch, style_reference=turned))
-    torch.testing.assert_close(told, model.predict_teacher_forced(batch, style=styles[turned]), **EXACT)
-    assert not torch.allclose(told, model.predict_teacher_forced(batch))
+    prediction = model.predict_teacher_forced(dataclasses.replace(batch, style_reference=turned))
+    torch.testing.assert_close(prediction, model.predict_teacher_forced(batch, style=styles[turned]), **EXACT)
+    assert not torch.allclose(prediction, model.predict_teacher_forced(batch))
     assert (
         dataclasses.replace(batch.with_static_shapes(), style_reference=turned).graph_key
         != batch.with_static_shapes().graph_key
     )
 
 
-def test_the_total_of_training_has_all_its_parts() -> None:
-    loss = made().train().loss(batch_of())
+def test_training_total_is_the_sum_of_its_parts() -> None:
+    loss = build_model().train().loss(build_batch())
     torch.testing.assert_close(loss.total.detach(), sum(loss.parts.values()), **EXACT)
-    loss = made().loss(batch_of())
+    loss = build_model().loss(build_batch())
     torch.testing.assert_close(loss.total.detach(), sum(loss.parts.values()) - loss.parts["guided_attention"], **EXACT)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_it_says_is_what_it_would_be_told(kind: dict[str, Any]) -> None:
-    model = made(dataclasses.replace(TINY, style=None, postnet_layers=0, linear_bins=0, **kind))
+def test_synthesis_equals_teacher_forcing_on_its_output(kind: dict[str, Any]) -> None:
+    model = build_model(dataclasses.replace(TINY, style=None, postnet_layers=0, linear_bins=0, **kind))
     with torch.no_grad():
-        model.decoder.stop_projection.bias.fill_(-99.0)  # so that it does not stop
+        model.decoder.stop_projection.bias.fill_(-99.0)  # never stops
     text = Tokens.pad(TEXTS)
-    said = model.synthesize(text, max_frames=13)
-    assert said.mel_lengths == (13, 13, 13)
-    batch = SpeechBatch(text, said.mels, said.mel_lengths, sum(said.mel_lengths))
-    torch.testing.assert_close(model.predict_teacher_forced(batch), said.mels, **EXACT)
-    torch.testing.assert_close(model.compute_attention_maps(batch)[0].weights[:, 0], said.alignments, **EXACT)
+    output = model.synthesize(text, max_frames=13)
+    assert output.mel_lengths == (13, 13, 13)
+    batch = SpeechBatch(text, output.mels, output.mel_lengths, sum(output.mel_lengths))
+    torch.testing.assert_close(model.predict_teacher_forced(batch), output.mels, **EXACT)
+    torch.testing.assert_close(model.compute_attention_maps(batch)[0].weights[:, 0], output.alignments, **EXACT)
 
 
-def test_each_is_said_as_if_alone_and_stops_by_itself() -> None:
+def test_synthesis_in_a_batch_equals_synthesis_alone() -> None:
     style = torch.randn(3, 4).double()
-    for seed in range(20):  # until some are cut, and some are not
-        model = made(seed=seed)
+    for seed in range(20):  # until some are truncated, and some are not
+        model = build_model(seed=seed)
         with torch.no_grad():
             model.decoder.stop_projection.weight.mul_(3.0)
             model.decoder.stop_projection.bias.fill_(-1.0)
-        said = model.synthesize(Tokens.pad(TEXTS), style=style, max_frames=10)
-        if any(said.truncated) and not all(said.truncated):
+        output = model.synthesize(Tokens.pad(TEXTS), style=style, max_frames=10)
+        if any(output.truncated) and not all(output.truncated):
             break
-    assert said.linear_spectrograms is not None
-    assert any(said.truncated) != all(said.truncated)
+    assert output.linear_spectrograms is not None
+    assert any(output.truncated) != all(output.truncated)
     for row, text in enumerate(TEXTS):
-        one = model.synthesize(Tokens.pad([text]), style=style[row], max_frames=10)
-        frames, steps = said.mel_lengths[row], -(-said.mel_lengths[row] // 3)
-        assert said.step_lengths[row] == steps
-        assert one.mel_lengths == (frames,)
-        assert one.truncated == (said.truncated[row],)
-        assert one.linear_spectrograms is not None
-        assert frames == 10 if said.truncated[row] else frames <= 10
-        torch.testing.assert_close(said.mels[row, :frames], one.mels[0], **EXACT)
-        torch.testing.assert_close(said.linear_spectrograms[row, :frames], one.linear_spectrograms[0], **EXACT)
-        torch.testing.assert_close(said.alignments[row, :steps, : len(text)], one.alignments[0], **EXACT)
+        single = model.synthesize(Tokens.pad([text]), style=style[row], max_frames=10)
+        frames, steps = output.mel_lengths[row], -(-output.mel_lengths[row] // 3)
+        assert output.step_lengths[row] == steps
+        assert single.mel_lengths == (frames,)
+        assert single.truncated == (output.truncated[row],)
+        assert single.linear_spectrograms is not None
+        assert frames == 10 if output.truncated[row] else frames <= 10
+        torch.testing.assert_close(output.mels[row, :frames], single.mels[0], **EXACT)
+        torch.testing.assert_close(output.linear_spectrograms[row, :frames], single.linear_spectrograms[0], **EXACT)
+        torch.testing.assert_close(output.alignments[row, :steps, : len(text)], single.alignments[0], **EXACT)
         for behind in (
-            said.mels[row, frames:],
-            said.linear_spectrograms[row, frames:],
-            said.alignments[row, steps:],
+            output.mels[row, frames:],
+            output.linear_spectrograms[row, frames:],
+            output.alignments[row, steps:],
         ):
             assert (behind == 0).all()
 
 
-def test_a_decoder_that_does_not_stop_is_cut() -> None:
-    model = made(dataclasses.replace(TINY, linear_bins=0))
+def test_synthesis_without_stop_is_truncated() -> None:
+    model = build_model(dataclasses.replace(TINY, linear_bins=0))
     with torch.no_grad():
         model.decoder.stop_projection.weight.zero_()
         model.decoder.stop_projection.bias.fill_(-9.0)
-    said = model.synthesize(Tokens.pad(TEXTS), max_frames=7)
-    assert said.mel_lengths == (7, 7, 7)
-    assert said.truncated == (True, True, True)
-    assert said.mels.shape == (3, 7, MELS)
-    assert said.alignments.shape == (3, 3, 6)
-    assert said.linear_spectrograms is None
+    output = model.synthesize(Tokens.pad(TEXTS), max_frames=7)
+    assert output.mel_lengths == (7, 7, 7)
+    assert output.truncated == (True, True, True)
+    assert output.mels.shape == (3, 7, MELS)
+    assert output.alignments.shape == (3, 3, 6)
+    assert output.linear_spectrograms is None
     with torch.no_grad():
         model.decoder.stop_projection.bias.copy_(torch.tensor([-9.0, 9.0, 9.0]))  # at the second frame of a step
-    said = model.synthesize(Tokens.pad(TEXTS), max_frames=7)
-    assert said.mel_lengths == (2, 2, 2)
-    assert said.truncated == (False, False, False)
+    output = model.synthesize(Tokens.pad(TEXTS), max_frames=7)
+    assert output.mel_lengths == (2, 2, 2)
+    assert output.truncated == (False, False, False)
     assert model.synthesize(Tokens.pad(TEXTS), max_frames=1).truncated == (True, True, True)
 
 
-def test_only_a_prenet_that_drops_at_rest_says_it_differently_each_time() -> None:
+def test_synthesis_is_random_only_with_prenet_dropout_at_inference() -> None:
     text = Tokens.pad(TEXTS)
     for drops in (False, True):
-        model = made(dataclasses.replace(TINY, prenet_dropout=0.5, prenet_dropout_at_inference=drops))
+        model = build_model(dataclasses.replace(TINY, prenet_dropout=0.5, prenet_dropout_at_inference=drops))
         first, second = (model.synthesize(text, max_frames=9).mels for _ in range(2))
         assert (first.shape == second.shape and torch.equal(first, second)) is not drops
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_host_is_never_asked(kind: dict[str, Any]) -> None:
-    # On this device there are no numbers: whoever would wait for one, fails.
+def test_no_synchronization_with_the_host(kind: dict[str, Any]) -> None:
+    # The meta device has no values: reading one fails.
     model = Tacotron(dataclasses.replace(TINY, **kind), SYMBOLS).double().to("meta")
-    loss = model.loss(batch_of().with_static_shapes().to("meta"))
+    loss = model.loss(build_batch().with_static_shapes().to("meta"))
     loss.total.backward()
     assert loss.total.shape == ()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_under_autocast(kind: dict[str, Any]) -> None:
-    model, batch = made(dataclasses.replace(TINY, **kind)).float(), batch_of()
+    model, batch = build_model(dataclasses.replace(TINY, **kind)).float(), build_batch()
     assert batch.linear_spectrograms is not None
     batch = dataclasses.replace(batch, mels=batch.mels.float(), linear_spectrograms=batch.linear_spectrograms.float())
     for training in (False, True):
@@ -351,15 +340,15 @@ def test_under_autocast(kind: dict[str, Any]) -> None:
         exact = model.loss(batch).total
         with torch.autocast("cpu", torch.bfloat16):
             total = model.loss(batch).total
-            said = model.synthesize(batch.text, max_frames=9)
+            output = model.synthesize(batch.text, max_frames=9)
         assert total.dtype == torch.float32
-        assert said.mels.dtype == torch.float32
+        assert output.mels.dtype == torch.float32
         assert abs(total - exact) < 0.05 * exact
         assert all(g.isfinite().all() for g in gradients(model, total).values())
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    model, batch = made(), batch_of()
+def test_invalid_inputs_raise() -> None:
+    model, batch = build_model(), build_batch()
     with pytest.raises(ValueError, match="n_mels=5"):
         model.loss(dataclasses.replace(batch, mels=batch.mels[..., :4]))
     with pytest.raises(ValueError, match="11 frequencies, but the batch has no linear spectrograms"):
@@ -372,7 +361,7 @@ def test_what_does_not_fit_is_refused() -> None:
         model.synthesize(batch.text, max_frames=0)
     with pytest.raises(ValueError, match="style has shape"):
         model.synthesize(batch.text, style=torch.zeros(2, 4), max_frames=3)
-    plain = made(dataclasses.replace(TINY, style=None))
+    plain = build_model(dataclasses.replace(TINY, style=None))
     with pytest.raises(ValueError, match="no style tokens"):
         plain.synthesize(batch.text, style=torch.zeros(3, 4), max_frames=3)
     with pytest.raises(ValueError, match="no style tokens"):
@@ -395,29 +384,29 @@ def test_what_does_not_fit_is_refused() -> None:
         ("widht", 8),
     ],
 )
-def test_a_config_that_does_not_fit_is_refused(field: str, value: Any) -> None:
+def test_invalid_configs_raise(field: str, value: Any) -> None:
     with pytest.raises(ValidationError, match=field):
         TypeAdapter(TacotronConfig).validate_python({field: value})
-    kept = dataclasses.asdict(TINY)
-    assert TypeAdapter(TacotronConfig).validate_python(kept) == TINY
+    from_state = dataclasses.asdict(TINY)
+    assert TypeAdapter(TacotronConfig).validate_python(from_state) == TINY
 
 
 # ------------------------------------------------------------------------------------------------ the batch
 
 
-def test_speech_is_alike() -> None:
-    first, second = batch_of(to=(8, 16)), batch_of(slice(0, 3), to=(8, 16))
+def test_static_shapes_of_speech_batches() -> None:
+    first, second = build_batch(to=(8, 16)), build_batch(slice(0, 3), to=(8, 16))
     assert first.graph_key is None
     assert (
         first.with_static_shapes().graph_key
         == second.with_static_shapes().graph_key
-        != batch_of(to=(8, 17)).with_static_shapes().graph_key
+        != build_batch(to=(8, 17)).with_static_shapes().graph_key
     )
     alike = first.with_static_shapes()
     assert alike.device_mel_lengths is not None
     assert alike.device_mel_lengths.tolist() == list(FRAMES)
     assert torch.equal(alike.mel_tokens.valid_mask, first.mel_tokens.valid_mask)
-    assert map_tensors(alike, torch.clone).graph_key == alike.graph_key  # what a recorded step does with a batch
+    assert map_tensors(alike, torch.clone).graph_key == alike.graph_key  # as a recorded step copies a batch
     assert alike.to("meta").device_mel_lengths.is_meta
     assert alike.to("meta").mels.is_meta
     with pytest.raises(ValueError, match="from 1 to 12"):
@@ -447,7 +436,7 @@ def test_guided_attention_by_hand() -> None:
     torch.testing.assert_close(cost, torch.tensor([expected]))
 
 
-def test_forward_attention_goes_on_by_at_most_a_symbol() -> None:
+def test_forward_attention_moves_by_at_most_one_symbol() -> None:
     torch.manual_seed(2)
     alpha = torch.eye(7)[:1].double()
     for step in range(1, 12):
@@ -459,16 +448,16 @@ def test_forward_attention_goes_on_by_at_most_a_symbol() -> None:
         torch.testing.assert_close(alpha, expected / expected.sum())
     sure = forward_attention(torch.full((1, 7), 1 / 7), torch.eye(7)[3:4])
     assert torch.equal(sure, torch.tensor([[0, 0, 0, 0.5, 0.5, 0, 0]]))
-    # If it is drawn to where it cannot go, it stays; and gradients are finite.
+    # If no reachable symbol has weight, the alignment stays, and gradients are finite.
     y = torch.eye(7)[:1].requires_grad_()
     lost = forward_attention(y, torch.eye(7)[3:4])
     assert torch.equal(lost, torch.eye(7)[3:4])
     assert torch.autograd.grad(lost.sum(), y)[0].isfinite().all()
 
 
-def test_with_forward_attention_no_symbol_is_skipped_over() -> None:
-    model = made(dataclasses.replace(TINY, forward_attention=True))
-    (weights, _) = (found.weights for found in model.compute_attention_maps(batch_of()))
+def test_forward_attention_skips_no_symbol() -> None:
+    model = build_model(dataclasses.replace(TINY, forward_attention=True))
+    (weights, _) = (results.weights for results in model.compute_attention_maps(build_batch()))
     for step in range(4):
         assert (weights[1, 0, step, step + 2 :] == 0).all()
     torch.testing.assert_close(weights[1, 0].sum(-1), torch.ones(4).double())
@@ -477,7 +466,7 @@ def test_with_forward_attention_no_symbol_is_skipped_over() -> None:
 # ---------------------------------------------------------------------------------------------- it learns
 
 
-def test_it_learns_two_utterances_by_heart() -> None:
+def test_overfits_two_utterances() -> None:
     torch.manual_seed(3)
     config = TacotronConfig(
         n_mels=MELS,
@@ -499,7 +488,7 @@ def test_it_learns_two_utterances_by_heart() -> None:
         guided_attention_loss=1.0,
     )
     sounds = [torch.randn(number, MELS).repeat_interleave(3, 0) for number in (3, 4)]
-    sounds[1] = sounds[1][:11]  # no whole number of steps
+    sounds[1] = sounds[1][:11]  # not a multiple of the reduction factor
     batch = SpeechBatch.from_sequences([[5, 6, EOS], [7, 5, 8, EOS]], sounds, [sound[:, :3] for sound in sounds])
     assert batch.linear_spectrograms is not None
     model = Tacotron(config, SYMBOLS).train()
@@ -512,10 +501,10 @@ def test_it_learns_two_utterances_by_heart() -> None:
         (loss.total / loss.count).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    said = model.eval().synthesize(batch.text, max_frames=30)
-    assert said.mel_lengths == (9, 11)
-    assert said.truncated == (False, False)
-    assert (said.mels - batch.mels).abs().mean() < 0.1
-    assert said.linear_spectrograms is not None
-    assert (said.linear_spectrograms - batch.linear_spectrograms).abs().mean() < 0.15
-    assert said.alignments[1, :6].argmax(-1).diff().min() >= 0  # it goes through the text
+    output = model.eval().synthesize(batch.text, max_frames=30)
+    assert output.mel_lengths == (9, 11)
+    assert output.truncated == (False, False)
+    assert (output.mels - batch.mels).abs().mean() < 0.1
+    assert output.linear_spectrograms is not None
+    assert (output.linear_spectrograms - batch.linear_spectrograms).abs().mean() < 0.15
+    assert output.alignments[1, :6].argmax(-1).diff().min() >= 0  # monotonic

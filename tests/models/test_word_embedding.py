@@ -25,7 +25,7 @@ TEXTS = st.lists(st.lists(st.integers(0, VOCABULARY - 1), max_size=9), min_size=
 
 
 @given(TEXTS, st.integers(1, 20))
-def test_the_most_frequent_pairs_are_taken(texts: list[list[int]], most: int) -> None:
+def test_most_frequent_pairs(texts: list[list[int]], most: int) -> None:
     bigrams = BigramEmbedding(most, VOCABULARY, 3)
     counts = Counter(pair for text in texts for pair in pairwise(text))
     frequent = [count for count in counts.values() if count >= MIN_COUNT]
@@ -35,7 +35,7 @@ def test_the_most_frequent_pairs_are_taken(texts: list[list[int]], most: int) ->
 
 
 @given(TEXTS)
-def test_each_word_has_the_pair_that_it_ends_however_the_texts_lie(texts: list[list[int]]) -> None:
+def test_pairs_do_not_depend_on_the_layout(texts: list[list[int]]) -> None:
     bigrams = BigramEmbedding(5, VOCABULARY, 3)
     bigrams.fit(texts)
     known = {divmod(int(pair), VOCABULARY): number for number, pair in enumerate(bigrams.bigram_codes, FIRST_BIGRAM)}
@@ -49,7 +49,7 @@ def test_each_word_has_the_pair_that_it_ends_however_the_texts_lie(texts: list[l
         assert pairs[0].tolist() == [one for text in wanted for one in text]
 
 
-def test_no_pair_is_nothing_and_a_share_is_made_rare() -> None:
+def test_missing_pairs_and_pair_dropout() -> None:
     torch.manual_seed(1)
     bigrams = BigramEmbedding(40, VOCABULARY, 3)
     numbers = torch.tensor([NO_BIGRAM] * 500 + [FIRST_BIGRAM + 1] * 500)
@@ -64,7 +64,7 @@ def test_no_pair_is_nothing_and_a_share_is_made_rare() -> None:
 
 
 @pytest.mark.parametrize("kind", ["self_attentive", "hierarchical"])
-def test_models_read_a_word_as_its_vector_and_that_of_its_pair(kind: str) -> None:
+def test_models_add_the_vector_of_the_pair(kind: str) -> None:
     sizes = {"embedding_width": 5, "attention_width": 7, "width": 3, "dropout": 0.0, "num_bigrams": 11}
     torch.manual_seed(3)
     model: HierarchicalAttentionNetwork | SelfAttentiveClassifier

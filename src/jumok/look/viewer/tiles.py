@@ -129,7 +129,7 @@ def pack_base64(cells: FloatArray) -> str:
 def unpack(data: bytes) -> FloatArray:
     """Unpack an array.
 
-    >>> unpack(pack(np.array([[0.25, 0.75]], np.float32)))
+    >>> unpack(pack(np.array([[0.25, 0.75]], np.float32), exact=True))
     array([[0.25, 0.75]], dtype=float32)
     """
     rows, cols, kind, scale = HEADER.unpack_from(data)

@@ -1,5 +1,6 @@
 """The data of a viewer: layers, heads, token texts and weights, from any source.
 
+>>> from jumok.look.viewer.tiles import unpack
 >>> data = ViewerData.from_weights(
 ...     {"decoder": torch.eye(2)}, row_labels=["이것은", "예문이다"], col_labels=["an", "example"]
 ... )
