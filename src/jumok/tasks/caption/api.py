@@ -70,8 +70,11 @@ class CaptionResponse(CaptionAlternative):
 
     @classmethod
     def from_prediction(cls, prediction: CaptionPrediction, grid_size: tuple[int, int]) -> CaptionResponse:
-        alternatives = tuple(CaptionAlternative(**_to_fields(other)) for other in prediction.alternatives)
-        return cls(**_to_fields(prediction), grid_size=grid_size, alternatives=alternatives)
+        best, *others = (
+            {name: x for name, x in each.to_dict().items() if name != "grid_size"}  # which is there with attention only
+            for each in (prediction, *prediction.alternatives)
+        )
+        return cls(**best, grid_size=grid_size, alternatives=tuple(CaptionAlternative(**other) for other in others))
 
 
 class CaptionService(TaskService[CaptionRequest, CaptionResponse]):
@@ -91,7 +94,7 @@ class CaptionService(TaskService[CaptionRequest, CaptionResponse]):
 
     def describe(self) -> dict[str, Any]:
         return {
-            "beam_size": self._default_beam_size,
+            "beam_size": self.predictor.task.recipe.decode.beam_size,
             "grid_size": list(self.predictor.grid_size),
             "max_image_bytes": self.request_limits.max_image_bytes,
             "max_image_pixels": self.request_limits.max_image_pixels,
@@ -106,7 +109,8 @@ class CaptionService(TaskService[CaptionRequest, CaptionResponse]):
             is_too_large = problem.reason in images.TOO_LARGE_REASONS
             raise (RequestTooLarge if is_too_large else InputError)(str(problem))
         rows, columns = self.predictor.grid_size
-        return rows * columns * max(request.beam_size or self._default_beam_size, request.n_best)
+        beam_size = request.beam_size or self.predictor.task.recipe.decode.beam_size
+        return rows * columns * max(beam_size, request.n_best)
 
     def get_batch_key(self, request: CaptionRequest) -> Hashable:
         return request.beam_size, request.n_best, request.alignments
@@ -127,36 +131,18 @@ class CaptionService(TaskService[CaptionRequest, CaptionResponse]):
 
     @functools.cached_property
     def _examples(self) -> list[dict[str, str]]:
-        return _build_examples(self.predictor.task.recipe.data.train)
+        """Built-in scenes, for a model that was trained on others of them."""
+        from jumok.data.builtin.scenes import LANGUAGES, UNSEEN_SEED, BuiltinScene
 
-    @property
-    def _default_beam_size(self) -> int:
-        return self.predictor.task.recipe.decode.beam_size
-
-
-def _to_fields(prediction: CaptionPrediction) -> dict[str, Any]:
-    return {
-        "caption": prediction.caption,
-        "score": prediction.score,
-        "finished": prediction.finished,
-        "words": list(prediction.words),
-        "attention_peaks": prediction.attention_peaks,
-    }
-
-
-def _build_examples(data_source: object) -> list[dict[str, str]]:
-    """Built-in scenes, for a model that was trained on others of them."""
-    from jumok.data.builtin.scenes import LANGUAGES, UNSEEN_SEED, BuiltinScene
-
-    if data_source not in LANGUAGES:
-        return []
-    pillow = import_optional("PIL.Image", "images")
-    examples = []
-    for number in EXAMPLE_SCENES:
-        file = io.BytesIO()
-        pillow.fromarray(BuiltinScene(UNSEEN_SEED, number).decode()).save(file, "JPEG", quality=90)
-        examples.append({"image": base64.b64encode(file.getvalue()).decode()})
-    return examples
+        if self.predictor.task.recipe.data.train not in tuple(LANGUAGES):  # it may be a list, which has no hash
+            return []
+        pillow = import_optional("PIL.Image", "images")
+        examples = []
+        for number in EXAMPLE_SCENES:
+            file = io.BytesIO()
+            pillow.fromarray(BuiltinScene(UNSEEN_SEED, number).decode()).save(file, "JPEG", quality=90)
+            examples.append({"image": base64.b64encode(file.getvalue()).decode()})
+        return examples
 
 
 SERVICE = CaptionService

@@ -367,15 +367,15 @@ class CaptionPredictor(SupervisedPredictor[CaptionPrediction, CaptionOptions]):
     def validate(self, split: DatasetSplit[CaptionExample]) -> ValidationReport:
         """Scores of greedy search, the loss, and the health of the attention."""
         evaluation = self.score_examples(split.examples, CaptionOptions(beam_size=1))
-        loss, select_by = self.compute_loss(split.examples), self.task.recipe.evaluation.select_by
-        numbers = {name: x for name, x in evaluation.metrics.items() if isinstance(x, int | float)}
+        report = evaluation.to_validation_report(self.compute_loss(split.examples))
         health = self._measure_attention_health(split.examples[:NUM_HEALTH_EXAMPLES])
-        return ValidationReport(
-            {**numbers, "loss": loss, **health},
+        select_by = self.task.recipe.evaluation.select_by
+        return replace(
+            report,
+            metrics={**report.metrics, **health},
             select_by=select_by,
             higher_is_better=select_by != "loss",
             tie_breaker=None if select_by == "loss" else "loss",
-            samples=list(evaluation.samples),
         )
 
     def _measure_attention_health(self, examples: Sequence[CaptionExample]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ import torch
 from torch import nn
 
 from jumok.data.batching.captions import CaptionBatcher
-from jumok.data.builtin.scenes import LANGUAGES
+from jumok.data.builtin.scenes import DATA_SEED, LANGUAGES, BuiltinScene, draw_cached_scene, draw_scene
 from jumok.data.caches.image_features import ImageFeatureCache
 from jumok.data.image_inputs import CachedFeatureInputs, DeviceFeatureInputs, ImageInputs, PixelInputs
+from jumok.data.images import ImageFile
+from jumok.data.readers import captions
 from jumok.data.readers.captions import CaptionExample
 from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.data.tokenizers.tokenizer import Tokenizer
@@ -36,7 +39,6 @@ from jumok.models.layers.image_encoder import ImageEncoder
 from jumok.run import Run
 from jumok.tasks.base import DatasetSplit, FingerprintedDataset, format_model_size
 from jumok.tasks.batch_layout import resolve_batch_layout
-from jumok.tasks.caption import data as caption_data
 from jumok.tasks.caption import inputs
 from jumok.tasks.caption.config import CaptionRecipe
 from jumok.tasks.caption.predictor import CaptionOptions, CaptionPredictor, EncodedImage
@@ -65,7 +67,8 @@ class CaptionTask(SupervisedTask[CaptionExample, CaptionPredictor]):
 
     @property
     def input_example(self) -> str:
-        return "scenes:4" if self.recipe.data.train in LANGUAGES else "photo.jpg"
+        is_builtin = self.recipe.data.train in tuple(LANGUAGES)  # it may be a list, which has no hash
+        return "scenes:4" if is_builtin else "photo.jpg"
 
     @property
     def is_encoder_frozen(self) -> bool:
@@ -74,7 +77,36 @@ class CaptionTask(SupervisedTask[CaptionExample, CaptionPredictor]):
     # Data.
 
     def read_examples(self, data_source: DataSource, split_name: str) -> Iterator[CaptionExample | InvalidExample]:
-        return self.log_skipped(caption_data.read_examples(self.recipe, data_source, split_name))
+        data = self.recipe.data
+        if isinstance(data_source, str) and data_source in LANGUAGES:
+            return make_builtin_examples(data_source, data.builtin_size)
+        examples = captions.read_caption_examples(
+            data_source, split=split_name, columns=data.columns, images=data.images
+        )
+        return self.log_skipped(usable for example in examples for usable in self._drop_unusable_captions(example))
+
+    def _drop_unusable_captions(
+        self, example: CaptionExample | InvalidExample
+    ) -> Iterator[CaptionExample | InvalidExample]:
+        """The example without captions that are too long or have no words, and an ``InvalidExample`` for each."""
+        if isinstance(example, InvalidExample):
+            yield example
+            return
+        usable, max_words = [], self.recipe.data.max_words
+        for caption in example.captions:
+            count = len(self.recipe.tokenizer.preprocess(caption).split())
+            location = f"{example.location} {example.image.name}"
+            if count > max_words:
+                message = f"{count} words, and data.max_words is {max_words}; it is {caption[:60]!r}"
+                yield InvalidExample(location, "a caption of too many words", message)
+            elif count:
+                usable.append(caption)
+            else:
+                yield InvalidExample(location, "a caption without words", caption)
+        if usable and isinstance(example.image, ImageFile):
+            # The path is absolute, because the run may be evaluated in another folder.
+            image = replace(example.image, path=example.image.path.absolute())
+            yield replace(example, image=image, captions=tuple(usable))
 
     def get_split_key(self, example: CaptionExample) -> str:
         return example.image.name  # the same images are held out wherever the data is
@@ -198,6 +230,14 @@ class CaptionTask(SupervisedTask[CaptionExample, CaptionPredictor]):
     @staticmethod
     def make_jsonl_reader(path: Path) -> Callable[[JsonObject], str]:
         return inputs.make_image_reader(path)
+
+
+def make_builtin_examples(data_source: str, num_scenes: int) -> Iterator[CaptionExample]:
+    """Built-in scenes with their captions."""
+    language = LANGUAGES[data_source]
+    for number in range(num_scenes):
+        scene = draw_cached_scene(DATA_SEED, number) if language == "en" else draw_scene(DATA_SEED, number, language)
+        yield CaptionExample(BuiltinScene(DATA_SEED, number), (scene.caption,), f"{data_source}:{number}", scene.boxes)
 
 
 def _digest_weights(module: nn.Module) -> str:

@@ -87,27 +87,13 @@ class SpeechResponse(TaskResponse):
         return self.audio
 
     @classmethod
-    def from_prediction(cls, prediction: SpeechPrediction, segment_texts: list[str]) -> SpeechResponse:
-        return cls(
-            audio=audio.encode_wav(prediction.waveform, prediction.sample_rate),
-            duration_seconds=prediction.duration_seconds,
-            sample_rate=prediction.sample_rate,
-            finished=prediction.finished,
-            segments=segment_texts,
-            unknown_characters=list(prediction.unknown_characters),
-            style_weights=list(prediction.style_weights),
-        )
-
-
-CANCELLED_RESPONSE = SpeechResponse(
-    audio=b"",
-    duration_seconds=0,
-    sample_rate=0,
-    finished=False,
-    segments=[],
-    unknown_characters=[],
-    style_weights=[],
-)
+    def from_prediction(cls, prediction: SpeechPrediction) -> SpeechResponse:
+        fields = {name: x for name, x in prediction.to_dict().items() if name in cls.model_fields}
+        exact_numbers = {  # ``to_dict`` rounds them
+            "duration_seconds": prediction.duration_seconds,
+            "style_weights": list(prediction.style_weights),
+        }
+        return cls(**fields | exact_numbers, audio=audio.encode_wav(prediction.waveform, prediction.sample_rate))
 
 
 class SpeechService(TaskService[SpeechRequest, SpeechResponse]):
@@ -171,10 +157,11 @@ class SpeechService(TaskService[SpeechRequest, SpeechResponse]):
         for index, (request, style, parts) in enumerate(zip(requests, styles, texts, strict=True)):
             own = list(self._send_segments(index, parts, segments, listener))
             if listener.is_cancelled(index):  # then the waveforms are not computed
-                responses.append(CANCELLED_RESPONSE)
+                responses.append(SpeechResponse.model_construct(audio=b""))
             else:
-                prediction = self.predictor.join_segments(0, request.text, own, style)
-                responses.append(SpeechResponse.from_prediction(prediction, parts))
+                responses.append(
+                    SpeechResponse.from_prediction(self.predictor.join_segments(0, request.text, own, style))
+                )
         return responses
 
     def _send_segments(
@@ -193,7 +180,8 @@ class SpeechService(TaskService[SpeechRequest, SpeechResponse]):
             yield segment
 
     def build_viewer_data(self, request: SpeechRequest, response: SpeechResponse) -> list[ViewerData]:
-        return [self.predictor.build_segment_view(response.segments[0], self._get_style_weights(request))]
+        first, *_ = self.predictor.split_segments(request.text, "text")
+        return [self.predictor.build_segment_view(first, self._get_style_weights(request))]
 
     def _get_style_weights(self, request: SpeechRequest) -> Tensor | None:
         """The weights of the style tokens ``(1, H, N)``; None: the voice has no style tokens."""

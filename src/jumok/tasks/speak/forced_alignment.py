@@ -1,15 +1,15 @@
-"""Where in each recording the symbols of its text are spoken, found from many recordings together (forced
-alignment).
+"""Forced alignment: which symbol of its text each frame of a recording belongs to.
 
-Nobody tells. But an "s" sounds alike in all of them: so what each symbol sounds like, between those around
-it, and where it is, are found in turns (a hidden Markov model of one state a symbol, by Viterbi training)::
+The alignment is learned from many recordings, without labels. A symbol sounds similar in all of them. So the model of
+how each symbol sounds, given its neighbours, and the alignment are estimated in turns: a hidden Markov model with one
+state per symbol, by Viterbi training::
 
     frames      ▁ ▁ ▃ ▅ ▇ ▇ ▆ ▅ ▃ ▂ ▁
-    at first    · · · d d d o o g g </s>       all take equally long
-                        ↓  ↑                   what does each sound like? where is it, then?
-    in the end  · · d o o o o g g g </s>
+    at first    · · · d d d o o g g </s>       all symbols have the same duration
+                        ↓  ↑                   fit the acoustic model; find the best path
+    at the end  · · d o o o o g g g </s>
 
-Before the first symbol there may be silence (·): it counts to the first symbol.
+There may be silence (·) before the first symbol. Its frames count as the first symbol.
 
 Shapes: ``T`` frames and ``L`` symbols of a recording, ``L + 1`` states, ``D`` features of a frame.
 """
@@ -17,7 +17,6 @@ Shapes: ``T`` frames and ``L`` symbols of a recording, ``L + 1`` states, ``D`` f
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,15 +32,11 @@ from jumok.models.layers.module_list import build_module_list
 
 FrameSymbols = NDArray[np.int64]  # (T,)
 NUM_ITERATIONS = 12
-MAX_TRAINING_RECORDINGS = 2000  # recordings at most, so that memory and time are bounded: they are hours of speech
-STEPS_PER_ITERATION, FIRST_ITERATION_STEPS, BATCH_SIZE, LEARNING_RATE = (
-    60,
-    150,
-    64,
-    2e-3,
-)  # of learning in a turn, and in the first
+MAX_TRAINING_RECORDINGS = 2000  # several hours of speech; limits memory and time
+FIRST_ITERATION_STEPS, STEPS_PER_ITERATION = 150, 60  # of the optimizer
+BATCH_SIZE, LEARNING_RATE = 64, 2e-3
 HIDDEN_SIZE, NUM_CONVOLUTIONS, DROPOUT = 128, 2, 0.1
-MIN_LOG_STD, MAX_LOG_STD = -2.0, 1.0  # logs of how far a symbol's sounds may differ
+MIN_LOG_STD, MAX_LOG_STD = -2.0, 1.0  # of the features of a symbol
 
 
 def align_recordings(
@@ -52,71 +47,54 @@ def align_recordings(
     device: torch.device,
     num_iterations: int = NUM_ITERATIONS,
 ) -> list[FrameSymbols]:
-    """For each recording the number of the symbol that each of its frames is of, from 0 on, never falling.
+    """For each recording, the index of the symbol of each frame, in increasing order.
 
-    ``mels`` are ``(T, M)``. Where frames are too few, as many as symbols or less, all take equally long.
+    ``mels`` are ``(T, M)``. If a recording has no more frames than symbols, all symbols have the same duration.
     """
     states = [[PAD, *text] for text in symbol_ids]
-    some = np.sort(np.random.default_rng([seed, 1]).permutation(len(states))[:MAX_TRAINING_RECORDINGS])
+    sample = np.sort(np.random.default_rng([seed, 1]).permutation(len(states))[:MAX_TRAINING_RECORDINGS])
+    frames = np.concatenate([_extract_features(mels[index]) for index in sample])
+    mean, std = frames.mean(0), frames.std(0) + 1e-6
+
+    def normalize(mel: NDArray[Any]) -> NDArray[np.float32]:
+        normalized: NDArray[np.float32] = ((_extract_features(mel) - mean) / std).astype(np.float32)
+        return normalized
+
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        chance = np.random.default_rng(seed)
-        texts = [states[number] for number in some]
-        scale = _FeatureNormalizer.from_features(_extract_features(mels[number]) for number in some)
-        heard = [scale(_extract_features(mels[number])) for number in some]
-        found = [_align_uniformly(len(one), len(text)) for one, text in zip(heard, texts, strict=True)]
-        model = _SymbolAcousticModel(max(map(max, states)) + 1, heard[0].shape[1]).to(device)
+        rng = np.random.default_rng(seed)
+        texts = [states[index] for index in sample]
+        features = [normalize(mels[index]) for index in sample]
+        alignments = [_align_uniformly(len(x), len(text)) for x, text in zip(features, texts, strict=True)]
+        model = _SymbolAcousticModel(max(map(max, states)) + 1, features[0].shape[1]).to(device)
         optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
-        for turn in range(num_iterations):
-            # What stands around them is not asked before they are about where they belong: else the first
-            # guess would be learned by heart.
-            model.uses_context = turn >= num_iterations // 2
-            _fit_model(
-                model,
-                optimizer,
-                _pad_texts(texts),
-                heard,
-                found,
-                chance,
-                STEPS_PER_ITERATION if turn else FIRST_ITERATION_STEPS,
-            )
-            found = list(_find_viterbi_paths(model, texts, heard))
-        every = (scale(_extract_features(mel)) for mel in mels)
-        return [np.maximum(way - 1, 0) for way in _find_viterbi_paths(model, states, every)]
+        for iteration in range(num_iterations):
+            # The context is used only after the alignment is roughly right. Otherwise the model would learn the
+            # initial alignment by heart.
+            model.uses_context = iteration >= num_iterations // 2
+            num_steps = STEPS_PER_ITERATION if iteration else FIRST_ITERATION_STEPS
+            _fit_model(model, optimizer, _pad_texts(texts), features, alignments, rng, num_steps)
+            alignments = list(_find_viterbi_paths(model, texts, features))
+        return [np.maximum(path - 1, 0) for path in _find_viterbi_paths(model, states, map(normalize, mels))]
 
 
 def _extract_features(mel: NDArray[Any]) -> NDArray[np.float64]:
-    """``(T, D)``: the shape of the spectrum, how loud it is, and how both change."""
-    shape = mel_cepstra(mel, range_db=1.0)
-    loud = np.mean(mel, 1, dtype=np.float64, keepdims=True)
-    now = np.concatenate([shape - shape.mean(0), loud - loud.max()], 1)  # voices differ, and loudness
-    around = np.pad(now, ((2, 2), (0, 0)), mode="edge")
-    return np.concatenate([now, around[4:] - around[:-4] + around[3:-1] - around[1:-3]], 1)
-
-
-@dataclass(frozen=True)
-class _FeatureNormalizer:
-    """Brings features to a mean of 0 and a variance of 1."""
-
-    mean: NDArray[np.float64]
-    std: NDArray[np.float64]
-
-    @classmethod
-    def from_features(cls, features: Iterable[NDArray[np.float64]]) -> _FeatureNormalizer:
-        together = np.concatenate(list(features))
-        return cls(together.mean(0), together.std(0) + 1e-6)
-
-    def __call__(self, features: NDArray[np.float64]) -> NDArray[np.float32]:
-        return ((features - self.mean) / self.std).astype(np.float32)
+    """Cepstra, loudness, and their differences in time: ``(T, D)``."""
+    cepstra = mel_cepstra(mel, range_db=1.0)
+    loudness = np.mean(mel, 1, dtype=np.float64, keepdims=True)
+    # Relative to the recording, because voices and their loudness differ.
+    static = np.concatenate([cepstra - cepstra.mean(0), loudness - loudness.max()], 1)
+    padded = np.pad(static, ((2, 2), (0, 0)), mode="edge")
+    return np.concatenate([static, padded[4:] - padded[:-4] + padded[3:-1] - padded[1:-3]], 1)
 
 
 def _pad_texts(texts: Sequence[Sequence[int]]) -> Tensor:
-    """``(B, L)``, with silence behind each, as far as convolutions reach."""
+    """``(B, L)``, with silence after each text, as far as the convolutions reach."""
     return Tokens.pad(texts, max(map(len, texts)) + NUM_CONVOLUTIONS).ids
 
 
 def _align_uniformly(num_frames: int, num_states: int) -> FrameSymbols:
-    """All states alike.
+    """The alignment with the same duration for all states.
 
     >>> _align_uniformly(6, 3).tolist()
     [0, 0, 1, 1, 2, 2]
@@ -125,8 +103,9 @@ def _align_uniformly(num_frames: int, num_states: int) -> FrameSymbols:
 
 
 class _SymbolAcousticModel(nn.Module):
-    """What symbols sound like, wherever they stand, or ``uses_context`` those around them: the means and the logs
-    of deviations, ``(B, L, D)`` each.
+    """The means and log standard deviations of the features of symbols, ``(B, L, D)`` each.
+
+    They depend on the neighbours of a symbol if ``uses_context``.
     """
 
     uses_context = False
@@ -143,8 +122,8 @@ class _SymbolAcousticModel(nn.Module):
         x = self.embedding(states).transpose(1, 2)
         for convolution in self.convolutions if self.uses_context else ():
             x = x + convolution(F.dropout(x, DROPOUT, self.training)).relu()
-        mean, spread = self.output(x.transpose(1, 2)).chunk(2, -1)
-        return mean, spread.clamp(MIN_LOG_STD, MAX_LOG_STD)
+        mean, log_std = self.output(x.transpose(1, 2)).chunk(2, -1)
+        return mean, log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)
 
 
 @torch.enable_grad()
@@ -157,28 +136,28 @@ def _fit_model(
     rng: np.random.Generator,
     num_steps: int,
 ) -> None:
-    """What symbols sound like, if they are where they were found: the likelihood of all frames there.
+    """Maximize the likelihood of the frames, given their alignment.
 
-    That takes of the frames of each symbol only their number, their sum and that of their squares.
+    It depends only on the count, the sum and the sum of squares of the frames of each symbol.
     """
     model.train()
     device = model.output.weight.device
-    rows, size = len(texts), features[0].shape[1]
+    num_rows, size = len(texts), features[0].shape[1]
     counts, sums, squares = (torch.zeros(*texts.shape, n) for n in (1, size, size))
     for row, (frames, path) in enumerate(zip(features, frame_symbols, strict=True)):
-        at, x = torch.from_numpy(path), torch.from_numpy(frames)
-        counts[row].index_add_(0, at, torch.ones(len(x), 1))
-        sums[row].index_add_(0, at, x)
-        squares[row].index_add_(0, at, x.square())
+        states, x = torch.from_numpy(path), torch.from_numpy(frames)
+        counts[row].index_add_(0, states, torch.ones(len(x), 1))
+        sums[row].index_add_(0, states, x)
+        squares[row].index_add_(0, states, x.square())
     texts, counts, sums, squares = (x.to(device) for x in (texts, counts, sums, squares))
     for _ in range(num_steps):
-        some = torch.from_numpy(rng.integers(0, rows, min(BATCH_SIZE, rows))).to(device)
-        mean, spread = model(texts[some])
-        number = counts[some]
-        apart = squares[some] - 2 * mean * sums[some] + number * mean.square()
-        surprise = 0.5 * apart * (-2 * spread).exp() + number * spread
+        batch = torch.from_numpy(rng.integers(0, num_rows, min(BATCH_SIZE, num_rows))).to(device)
+        mean, log_std = model(texts[batch])
+        count = counts[batch]
+        deviation = squares[batch] - 2 * mean * sums[batch] + count * mean.square()
+        nll = 0.5 * deviation * (-2 * log_std).exp() + count * log_std
         optimizer.zero_grad()
-        (surprise.sum() / number.sum()).backward()
+        (nll.sum() / count.sum()).backward()
         optimizer.step()
 
 
@@ -186,21 +165,21 @@ def _fit_model(
 def _find_viterbi_paths(
     model: _SymbolAcousticModel, states: Sequence[Sequence[int]], features: Iterable[NDArray[np.float32]]
 ) -> Iterator[FrameSymbols]:
-    """The most likely way through each recording, which stays at a state or goes on to the next."""
+    """The most likely path of states through each recording. A frame has the state of the previous one, or the next."""
     dtw = import_optional("librosa.sequence", "speech").dtw
     model.eval()
-    heard = iter(features)
-    for begin in range(0, len(states), BATCH_SIZE):
-        texts = states[begin : begin + BATCH_SIZE]
-        means, spreads = (x.cpu() for x in model(_pad_texts(texts).to(model.output.weight.device)))
-        # Texts end first, before frames are taken that are of the next ones.
-        for text, mean, spread, frames in zip(texts, means, spreads, heard, strict=False):
+    remaining = iter(features)
+    for start in range(0, len(states), BATCH_SIZE):
+        texts = states[start : start + BATCH_SIZE]
+        means, log_stds = (x.cpu() for x in model(_pad_texts(texts).to(model.output.weight.device)))
+        # ``texts`` comes first, so that zip does not consume the first features of the next batch.
+        for text, mean, log_std, frames in zip(texts, means, log_stds, remaining, strict=False):
             if len(frames) < len(text):
                 yield 1 + _align_uniformly(len(frames), len(text) - 1)  # without the silence
                 continue
-            mean, spread, x = mean[: len(text)], spread[: len(text)], torch.from_numpy(frames)
-            sharp = (-2 * spread).exp()
-            apart = x.square() @ sharp.T - 2 * x @ (mean * sharp).T + (mean.square() * sharp).sum(-1)
-            surprise = (0.5 * apart + spread.sum(-1)).double().numpy()  # (T, states)
-            _, way = dtw(C=surprise, step_sizes_sigma=np.array([[1, 0], [1, 1]]))
-            yield np.ascontiguousarray(way[::-1, 1], np.int64)
+            mean, log_std, x = mean[: len(text)], log_std[: len(text)], torch.from_numpy(frames)
+            precision = (-2 * log_std).exp()
+            deviation = x.square() @ precision.T - 2 * x @ (mean * precision).T + (mean.square() * precision).sum(-1)
+            nll = (0.5 * deviation + log_std.sum(-1)).double().numpy()  # (T, states)
+            _, path = dtw(C=nll, step_sizes_sigma=np.array([[1, 0], [1, 1]]))
+            yield np.ascontiguousarray(path[::-1, 1], np.int64)

@@ -10,9 +10,10 @@ A judge gets mel spectrograms of the waveform, as a listener hears it, not those
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,8 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from jumok.data.readers.speech import SpeechExample
+from jumok.inference.line_io import iterate_chunks
 
 if TYPE_CHECKING:
     from jumok.tasks.speak.predictor import SpeechPredictor
@@ -49,23 +52,23 @@ class SpeechJudge(nn.Module):
             layers += [nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True)]
         self.layers = nn.Sequential(*layers)
         bands = -(-num_mels // 2 ** len(CHANNELS))
-        self.drop = nn.Dropout(0.4)
+        self.dropout = nn.Dropout(0.4)
         self.output = nn.Linear(2 * bands * CHANNELS[-1], num_classes)
 
     def forward(self, mels: Tensor, lengths: Tensor) -> Tensor:
         """Logits ``(B, num_classes)`` of mels ``(B, T, M)`` with these lengths, padded with zeros."""
         x = self.layers(4 * mels[:, None] - 2).transpose(1, 2).flatten(2)  # (B, T', …)
-        left = (lengths + 2 ** len(CHANNELS) - 1) // 2 ** len(CHANNELS)
-        real = (torch.arange(x.shape[1], device=x.device) < left[:, None])[..., None]
-        mean = x.where(real, 0.0).sum(1) / left[:, None]
-        most = x.masked_fill(~real, -1e4).amax(1)
-        logits: Tensor = self.output(self.drop(torch.cat([mean, most], 1)))
+        pooled_lengths = (lengths + 2 ** len(CHANNELS) - 1) // 2 ** len(CHANNELS)
+        is_valid = (torch.arange(x.shape[1], device=x.device) < pooled_lengths[:, None])[..., None]
+        mean = x.where(is_valid, 0.0).sum(1) / pooled_lengths[:, None]
+        maximum = x.masked_fill(~is_valid, -1e4).amax(1)
+        logits: Tensor = self.output(self.dropout(torch.cat([mean, maximum], 1)))
         return logits
 
 
 def train_judge(mels: Mels, labels: Sequence[int], *, seed: int, device: torch.device, num_steps: int) -> SpeechJudge:
     """Train a judge on recordings and augmented copies of them."""
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.enable_grad(), torch.inference_mode(False):
         torch.manual_seed(seed)
@@ -74,11 +77,11 @@ def train_judge(mels: Mels, labels: Sequence[int], *, seed: int, device: torch.d
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda n: min(8 * (n + 1) / num_steps, 0.5 + 0.5 * math.cos(math.pi * n / num_steps))
         )
-        for index in _sample_batches(len(mels), num_steps, chance):
-            batch, frames = _collate_mels([_augment_mel(mels[number], chance) for number in index], device)
-            wanted = torch.tensor([labels[number] for number in index], device=device)
+        for indices in _sample_batches(len(mels), num_steps, rng):
+            batch, lengths = _collate_mels([_augment_mel(mels[index], rng) for index in indices], device)
+            targets = torch.tensor([labels[index] for index in indices], device=device)
             optimizer.zero_grad()
-            F.cross_entropy(model(batch, frames), wanted, label_smoothing=0.05).backward()
+            F.cross_entropy(model(batch, lengths), targets, label_smoothing=0.05).backward()
             optimizer.step()
             schedule.step()
     return model.eval()
@@ -88,53 +91,43 @@ def train_judge(mels: Mels, labels: Sequence[int], *, seed: int, device: torch.d
 def predict_probabilities(model: SpeechJudge, mels: Mels) -> NDArray[np.float64]:
     """The probabilities of the classes: ``(N, num_classes)``."""
     device = model.output.weight.device
-    found = []
-    for begin in range(0, len(mels), BATCH_SIZE):
-        batch, frames = _collate_mels(mels[begin : begin + BATCH_SIZE], device)
-        found.append(model(batch, frames).double().softmax(1).cpu().numpy())
-    return np.concatenate(found)
+    probabilities = []
+    for chunk in iterate_chunks(mels, BATCH_SIZE):
+        logits = model(*_collate_mels(chunk, device))
+        probabilities.append(logits.double().softmax(1).cpu().numpy())
+    return np.concatenate(probabilities)
 
 
-def _sample_batches(num_examples: int, num_steps: int, rng: np.random.Generator) -> Any:
+def _sample_batches(num_examples: int, num_steps: int, rng: np.random.Generator) -> Iterator[list[int]]:
     """Indices of recordings; each epoch has all of them once."""
-    left: list[int] = []
-    for _ in range(num_steps):
-        while len(left) < BATCH_SIZE:
-            left += rng.permutation(num_examples).tolist()
-        index, left = left[:BATCH_SIZE], left[BATCH_SIZE:]
-        yield index
+    epochs = itertools.chain.from_iterable(rng.permutation(num_examples).tolist() for _ in itertools.count())
+    yield from itertools.islice(iterate_chunks(epochs, BATCH_SIZE), num_steps)
 
 
 def _augment_mel(mel: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.float32]:
     """Change speed and loudness, add silence, noise and gaps, and blur, as a model's speech is blurred."""
-    frames = max(4, round(len(mel) * rng.uniform(0.85, 1.15)))
-    at = np.linspace(0, len(mel) - 1, frames)
-    low = np.floor(at).astype(int)
-    high, share = np.minimum(low + 1, len(mel) - 1), (at - low)[:, None].astype(np.float32)
-    x = mel[low] * (1 - share) + mel[high] * share
-    if rng.random() < 0.4:  # blurred in time and pitch
+    num_frames = max(4, round(len(mel) * rng.uniform(0.85, 1.15)))
+    positions = np.linspace(0, len(mel) - 1, num_frames)
+    low = np.floor(positions).astype(int)
+    high, fraction = np.minimum(low + 1, len(mel) - 1), (positions - low)[:, None].astype(np.float32)
+    x = mel[low] * (1 - fraction) + mel[high] * fraction
+    if rng.random() < 0.4:  # blur in time and frequency
         padded = np.pad(x, ((1, 1), (1, 1)), mode="edge")
         x = (x + (padded[:-2, 1:-1] + padded[2:, 1:-1] + padded[1:-1, :-2] + padded[1:-1, 2:]) / 4) / 2
     x = x + np.float32(rng.normal(0, 0.03)) * (x > 0)
     x = x + rng.normal(0, 0.02, x.shape).astype(np.float32)
-    if rng.random() < 0.5:
-        width = int(rng.integers(1, max(2, x.shape[1] // 10)))
-        begin = int(rng.integers(0, x.shape[1] - width))
-        x[:, begin : begin + width] = x.mean()
-    if rng.random() < 0.5:
-        width = int(rng.integers(1, max(2, len(x) // 10)))
-        begin = int(rng.integers(0, len(x) - width))
-        x[begin : begin + width] = x.mean()
-    around = rng.integers(0, 6, 2)
-    return np.pad(np.clip(x, 0, 1.2), (tuple(around), (0, 0))).astype(np.float32)
+    for view in (x.T, x):  # a gap in frequency, and one in time
+        if rng.random() < 0.5:
+            width = int(rng.integers(1, max(2, len(view) // 10)))
+            start = int(rng.integers(0, len(view) - width))
+            view[start : start + width] = x.mean()
+    silence = rng.integers(0, 6, 2)
+    return np.pad(np.clip(x, 0, 1.2), (tuple(silence), (0, 0))).astype(np.float32)
 
 
 def _collate_mels(mels: Mels, device: torch.device) -> tuple[Tensor, Tensor]:
-    sizes = [len(one) for one in mels]
-    batch = torch.zeros(len(mels), max(sizes), mels[0].shape[1])
-    for row, one in zip(batch, mels, strict=True):
-        row[: len(one)] = torch.from_numpy(np.asarray(one, np.float32))
-    return batch.to(device), torch.tensor(sizes, device=device)
+    batch = pad_sequence([torch.from_numpy(np.asarray(mel, np.float32)) for mel in mels], batch_first=True)
+    return batch.to(device), torch.tensor([len(mel) for mel in mels], device=device)
 
 
 # ------------------------------------------------------------------------------------------------- evaluation

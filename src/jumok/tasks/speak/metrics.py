@@ -28,7 +28,6 @@ from jumok.data.audio import save_audio
 from jumok.data.builtin.spoken_numbers import STYLES
 from jumok.data.readers.speech import BuiltinUtterance, SpeechExample
 from jumok.metrics.alignment_health import average_alignment_health
-from jumok.metrics.cepstral_distortion import mel_cepstral_distortion
 from jumok.metrics.prosody import Prosody, measure_prosody
 from jumok.tasks.base import Evaluation
 from jumok.training import find_alarms
@@ -52,17 +51,10 @@ def score_speech(predictor: SpeechPredictor, examples: Sequence[SpeechExample], 
     has_styles = predictor.model.style_tokens is not None
     style_weights = predictor.extract_style_weights(*mels) if has_styles else None
     segments = list(predictor.synthesize_segments([example.text for example in examples], style_weights))
-    range_db = -predictor.audio.config.min_level_db
     distortions = np.array(
-        [
-            mel_cepstral_distortion(segment.mel, mel, range_db=range_db).decibels
-            for segment, mel in zip(segments, mels, strict=True)
-        ]
+        [predictor.compute_distortion(segment.mel, mel) for segment, mel in zip(segments, mels, strict=True)]
     )
-    metrics: dict[str, Any] = {
-        "mcd": float(distortions.mean()),
-        "loss": predictor.compute_loss(examples),
-    }
+    metrics: dict[str, Any] = {"mcd": float(distortions.mean()), "loss": predictor.compute_loss(examples)}
     alignments = [segment.alignment for segment in segments]
     metrics |= average_alignment_health(
         alignments, *zip(*(alignment.shape for alignment in alignments), strict=True), has_end_symbol=True

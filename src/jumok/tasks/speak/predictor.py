@@ -25,7 +25,6 @@ from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.data.readers.speech import SpeechExample
 from jumok.data.tokenizers.sentence_splitter import split_sentences
 from jumok.data.tokenizers.speech_symbols import SpeechSymbols
-from jumok.decoding import StreamListener
 from jumok.errors import InputError
 from jumok.files import read_json
 from jumok.inference.line_io import iterate_chunks
@@ -39,7 +38,7 @@ from jumok.models.layers.style_tokens import StyleTokens
 from jumok.models.tacotron import Tacotron, TacotronOutput
 from jumok.tasks.base import DatasetSplit, Evaluation
 from jumok.tasks.options import PredictOptions
-from jumok.tasks.predictors import SupervisedPredictor, compute_mean_losses
+from jumok.tasks.predictors import ChunkedPredictor, SupervisedPredictor, compute_mean_losses
 from jumok.tasks.speak.prediction import SpeechPrediction, SpeechSegment, parse_style_weights, split_sentence
 from jumok.training import ValidationReport
 
@@ -82,7 +81,9 @@ class EncodedUtterance(NamedTuple):
     style_group: str = ""
 
 
-class SpeechPredictor(SupervisedPredictor[SpeechPrediction, SpeechOptions]):
+class SpeechPredictor(
+    SupervisedPredictor[SpeechPrediction, SpeechOptions], ChunkedPredictor[SpeechPrediction, SpeechOptions]
+):
     """A model that speaks texts.
 
     >>> voice = jumok.load("runs/tacotron")  # doctest: +SKIP
@@ -91,6 +92,7 @@ class SpeechPredictor(SupervisedPredictor[SpeechPrediction, SpeechOptions]):
     ((14400,), 16000, torch.Size([18, 10]))
     """
 
+    chunk_size = SEGMENTS_PER_BATCH
     task: SpeechTask
     model: Tacotron
     tokenizer: SpeechSymbols
@@ -120,23 +122,14 @@ class SpeechPredictor(SupervisedPredictor[SpeechPrediction, SpeechOptions]):
         )
         return next(self.predict([text], options))
 
-    def predict(
-        self,
-        lines: Iterable[str],
-        options: SpeechOptions,
-        *,
-        with_attention: bool = False,
-        first_index: int = 0,
-        listener: StreamListener | None = None,
+    def predict_chunk(
+        self, lines: Sequence[str], options: SpeechOptions, first_index: int
     ) -> Iterator[SpeechPrediction]:
-        """Speak lines, in their order."""
         style_weights = self.get_style_weights(options)
-        for chunk in iterate_chunks(enumerate(lines, first_index), SEGMENTS_PER_BATCH):
-            texts = [self.split_segments(line, f"line {index + 1}") for index, line in chunk]
-            segments = self.synthesize_segments(list(itertools.chain.from_iterable(texts)), style_weights)
-            for (index, line), parts in zip(chunk, texts, strict=True):
-                own = list(itertools.islice(segments, len(parts)))
-                yield self.join_segments(index, line, own, style_weights)
+        texts = [self.split_segments(line, f"line {number}") for number, line in enumerate(lines, first_index + 1)]
+        segments = self.synthesize_segments(list(itertools.chain.from_iterable(texts)), style_weights)
+        for index, (line, parts) in enumerate(zip(lines, texts, strict=True), first_index):
+            yield self.join_segments(index, line, list(itertools.islice(segments, len(parts))), style_weights)
 
     def join_segments(
         self, index: int, text: str, segments: Sequence[SpeechSegment], style_weights: Tensor | None
@@ -435,20 +428,16 @@ class SpeechPredictor(SupervisedPredictor[SpeechPrediction, SpeechOptions]):
             output.alignments.float(), output.step_lengths, batch.text.lengths, has_end_symbol=True
         )
         health["alignment/truncated"] = sum(output.truncated) / len(output.truncated)
-        return {"mcd": self._compute_distortion(output, batch), **health, **style_metrics}
-
-    def _compute_distortion(self, output: TacotronOutput, batch: SpeechBatch) -> float:
-        """The mean distortion between synthesized speech and recordings, in dB."""
         rows = zip(output.mels, output.mel_lengths, batch.mels, batch.mel_lengths, strict=True)
         distortions = [
-            mel_cepstral_distortion(
-                _to_numpy(mel[:length]),
-                _to_numpy(target[:target_length]),
-                range_db=-self.audio.config.min_level_db,
-            ).decibels
+            self.compute_distortion(_to_numpy(mel[:length]), _to_numpy(target[:target_length]))
             for mel, length, target, target_length in rows
         ]
-        return float(np.mean(distortions))
+        return {"mcd": float(np.mean(distortions)), **health, **style_metrics}
+
+    def compute_distortion(self, mel: NDArray[np.float32], target: NDArray[np.float32]) -> float:
+        """The distortion between synthesized speech and a recording, in dB."""
+        return mel_cepstral_distortion(mel, target, range_db=-self.audio.config.min_level_db).decibels
 
     def score_examples(
         self,

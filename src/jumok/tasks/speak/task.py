@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,9 @@ from torch import nn
 from jumok.data.audio import AudioProcessor
 from jumok.data.batching.speech import SpeechBatcher
 from jumok.data.caches.spectrograms import SpectrogramCache
+from jumok.data.readers import speech
 from jumok.data.readers.invalid_examples import InvalidExample
-from jumok.data.readers.speech import BuiltinUtterance, SpeechExample
+from jumok.data.readers.speech import AudioFile, BuiltinUtterance, SpeechExample
 from jumok.data.tokenizers.speech_symbols import SpeechSymbols
 from jumok.errors import InputError
 from jumok.files import atomic_write, get_cache_folder, write_json
@@ -33,7 +35,6 @@ from jumok.run import Run
 from jumok.tasks.base import DatasetSplit, FingerprintedDataset, PredictionWriter, format_model_size
 from jumok.tasks.batch_layout import resolve_batch_layout
 from jumok.tasks.config import DataSource
-from jumok.tasks.speak import data as speak_data
 from jumok.tasks.speak.config import BUILTIN_DATASET, SpeechRecipe
 from jumok.tasks.speak.predictor import EncodedUtterance, SpeechOptions, SpeechPredictor
 from jumok.tasks.speak.wav_writer import WavWriter
@@ -43,6 +44,8 @@ from jumok.training import DistributedRanks
 if TYPE_CHECKING:
     from jumok.tasks.speak.forced_alignment import FrameSymbols
 
+BUILTIN_SEED = 1
+BUILTIN_SAMPLE_RATES = (8000, 16000)
 MAX_REPEATED_TEXTS = 50  # data with at most this many texts has many recordings of each
 
 
@@ -71,7 +74,15 @@ class SpeechTask(SupervisedTask[SpeechExample, SpeechPredictor]):
     # Data.
 
     def read_examples(self, data_source: DataSource, split_name: str) -> Iterator[SpeechExample | InvalidExample]:
-        return self.log_skipped(speak_data.read_examples(self.recipe, data_source, split_name))
+        data, sample_rate = self.recipe.data, self.recipe.audio.sample_rate
+        if data_source == BUILTIN_DATASET:
+            if sample_rate not in BUILTIN_SAMPLE_RATES:
+                sample_rate = BUILTIN_SAMPLE_RATES[-1]
+            return speech.make_builtin_examples(BUILTIN_SEED, data.builtin_size, sample_rate)
+        examples = speech.read_speech_examples(
+            data_source, split=split_name, columns=data.columns, audio_path=data.recordings
+        )
+        return self.log_skipped(map(_make_path_absolute, examples))
 
     def get_split_key(self, example: SpeechExample) -> str:
         """Of many texts, some are held out; of a few texts, some of their recordings.
@@ -87,7 +98,13 @@ class SpeechTask(SupervisedTask[SpeechExample, SpeechPredictor]):
         return len({example.text for example in self.all_examples}) > MAX_REPEATED_TEXTS
 
     def collect_labels(self, examples: Sequence[SpeechExample]) -> list[str]:
-        speak_data.check_style_labels(self.recipe, examples)
+        for name in self.recipe.data.style_reference:
+            for example in examples:
+                if not getattr(example, name):
+                    raise InputError(
+                        f"data.style_reference: {example.location} has no {name}; set data.{name}_column, or leave "
+                        "it out, and each recording is trained with its own style"
+                    )
         return []
 
     def get_style_group(self, example: SpeechExample) -> str:
@@ -208,6 +225,13 @@ class SpeechTask(SupervisedTask[SpeechExample, SpeechPredictor]):
     @staticmethod
     def open_writer(output_path: Path | None, *, overwrite: bool = False) -> PredictionWriter:
         return WavWriter(output_path, overwrite=overwrite)
+
+
+def _make_path_absolute(example: SpeechExample | InvalidExample) -> SpeechExample | InvalidExample:
+    """The path is made absolute, because the run may be evaluated in another folder."""
+    if isinstance(example, InvalidExample) or not isinstance(example.audio, AudioFile):
+        return example
+    return replace(example, audio=replace(example.audio, path=example.audio.path.absolute()))
 
 
 def build_task(run: Run) -> SpeechTask:
