@@ -34,9 +34,9 @@ def make_recordings(number: int, seed: int) -> tuple[list[list[int]], list[np.nd
 
 
 def test_symbols_are_aligned_to_their_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts, mels, expected = make_recordings(40, seed=2)
-    monkeypatch.setattr(forced_alignment, "MAX_TRAINING_RECORDINGS", 30)
-    alignments = forced_alignment.align_recordings(texts, mels, seed=1, device=CPU, num_iterations=8)
+    texts, mels, expected = make_recordings(60, seed=2)
+    monkeypatch.setattr(forced_alignment, "MAX_TRAINING_RECORDINGS", 40)
+    alignments = forced_alignment.align_recordings(texts, mels, seed=1, device=CPU)
     uniform = [forced_alignment._align_uniformly(len(mel), len(text)) for text, mel in zip(texts, mels, strict=True)]
 
     def compute_accuracy(alignments: list[np.ndarray]) -> float:
@@ -67,7 +67,7 @@ def test_more_symbols_than_frames() -> None:
     texts[2], mels[2] = [4, 5, 6, EOS], mels[2][:4]
     texts[3], mels[3] = [4, 5, 6, 7, 8, EOS], mels[3][:3]
     texts[4], mels[4] = [EOS], mels[4][:1]
-    alignments = forced_alignment.align_recordings(texts, mels, seed=4, device=CPU, num_iterations=1)
+    alignments = forced_alignment.align_recordings(texts, mels, seed=4, device=CPU, num_iterations=2)
     assert [alignment.tolist() for alignment in alignments[2:5]] == [[0, 1, 2, 3], [0, 2, 4], [0]]
 
 
