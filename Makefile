@@ -51,6 +51,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/speech.py
 	$(BIN)/python bench/look.py
 	$(BIN)/python bench/look_browser.py
+	$(BIN)/python bench/coverage.py
 
 demo: $(STAMP)
 	$(BIN)/jumok train bahdanau/demo --out runs/demo

@@ -32,7 +32,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-import jumok
+from jumok.errors import JumokError
+from jumok.look.capture.watch import watch
 
 TOLERANCE = 2e-5  # largest difference between a weight and the oracle's, both in float32
 # The worst comes first: a type has the first verdict that applies to one of its runs.
@@ -50,7 +51,7 @@ VERDICTS = {
 }
 # Softmaxes that multiply something, but are not attention.
 OTHER_SOFTMAXES = {"convbert": "the kernels of its dynamic convolution"}
-# One of each: right, handwritten, channel map, an attention that cannot be captured, no attention.
+# The first two are right, the next two have attention that cannot be captured, the last one has none.
 QUICK_TYPES = ("bert", "bloom", "swiftformer", "yoso", "convnext")
 
 
@@ -260,9 +261,9 @@ def check_implementation(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            with jumok.watch(model) as captures:
+            with watch(model) as captures:
                 after = call_model(model, inputs)
-        except jumok.JumokError as error:  # nothing was captured
+        except JumokError as error:  # nothing was captured
             detail = str(error)
     missed = captures.missed_layers
     way: dict[str, Any] = {"calls": len(captures.calls), "missed": len(missed)}
@@ -271,7 +272,8 @@ def check_implementation(
     uncovered = list(own_references)
     differences: list[float] = []
     for call in captures.calls:
-        difference, reference = match_call(call.weights().float(), [*uncovered, *own_references, *eager_references])
+        weights = call.weights().float()
+        difference, reference = match_call(weights, [*uncovered, *own_references, *eager_references])
         if reference is None:
             return {**way, "verdict": "wrong", "difference": difference, "detail": f"{call.name} {call.shape}"}
         uncovered = [x for x in uncovered if x is not reference]

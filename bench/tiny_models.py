@@ -27,6 +27,7 @@ SIZES: list[tuple[str, int]] = [
     (r"(key_value|kv)_heads$|n_head_kv|num_key_value", 2),
     (r"(^|_)heads?$|^nhead$", NUM_HEADS),
     (r"head_(dim|size|width)$|^d_kv$|^dim_head|^rotary_dim$", WIDTH // NUM_HEADS),
+    (r"n_group$|expert_groups?$", 2),
     (r"experts_per_tok|top_k$|topk|num_activated|moe_k$", 2),
     (r"num_experts|(num|n)_(routed_|local_|total_|shared_)?experts$", 4),
     (r"layers?$|^depth$|_depth$|num_blocks", NUM_LAYERS),
@@ -57,6 +58,8 @@ def shrink_config(config: Any, level: str = "all sizes") -> Any:
             changes[name] = shrink_config(value, level)
         elif name.startswith("_"):
             continue
+        elif name == "num_experts_per_tok" and value is None:
+            changes[name] = 2
         elif type(value) is int:
             changes[name] = _shrink_number(name, value)
         elif isinstance(value, list | tuple) and value and all(type(x) is int for x in value):

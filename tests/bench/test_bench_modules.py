@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import sys
@@ -18,6 +19,7 @@ from jumok import recipe
 from jumok.batches.speech import SpeechBatch
 from jumok.batches.tokens import BOS, EOS, IGNORE, PAD, Seq2SeqBatch
 from jumok.data.batching.documents import DocumentBatcher
+from jumok.look.capture.captures import CapturedLayer
 from jumok.models.bert import BertConfig, BertPretrainingModel
 from jumok.models.hierarchical import HierarchicalAttentionNetwork, HierarchicalConfig
 from jumok.models.seq2seq import Seq2Seq, Seq2SeqConfig
@@ -135,6 +137,34 @@ def test_the_check_of_maps_finds_a_wrong_map(bench: Bench, monkeypatch: pytest.M
     for tokens in (1, 2, 131072):
         for sides in look.draw_rectangles(tokens):
             assert all(0 <= start < end <= tokens for start, end in sides)
+
+
+def test_coverage_finds_wrong_silent_and_changed_models(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", minversion="5")
+    coverage = bench("coverage")
+    assert coverage.check_type("gpt2")["verdict"] == "right"
+    with monkeypatch.context() as patch:
+        weights = CapturedLayer.weights
+        patch.setattr(CapturedLayer, "weights", lambda layer: weights(layer).flip(1))  # its heads
+        assert coverage.check_type("gpt2")["verdict"] == "wrong"
+    with monkeypatch.context() as patch:
+        patch.setattr(coverage, "watch", functools.partial(coverage.watch, layers="h.0.*"))
+        assert coverage.check_type("gpt2")["verdict"] == "silent"
+    with monkeypatch.context() as patch:
+        patch.setattr(coverage, "is_equal", lambda before, after: False)
+        assert coverage.check_type("gpt2")["verdict"] == "output changed"
+
+
+def test_the_oracle_of_coverage_computes_masked_and_grouped_attention(bench: Bench) -> None:
+    pytest.importorskip("transformers", minversion="5")
+    coverage = bench("coverage")
+    query, key, value = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 8)
+    mask = torch.rand(5, 7) > 0.3
+    mask[:, 0] = True
+    for options in ({"attn_mask": mask}, {"is_causal": True}, {"attn_mask": torch.randn(5, 7), "scale": 0.2}):
+        weights = coverage.compute_sdpa_weights(query, key, value, enable_gqa=True, **options)
+        out = torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True, **options)
+        torch.testing.assert_close(weights @ value.repeat_interleave(2, 1), out)
 
 
 # ------------------------------------------------------------------------------------------ translation

@@ -264,3 +264,31 @@ def test_align(run_bench: RunBench, both_directions: list[Run]) -> None:
     result, _ = run_bench("align", run.folder, reverse.folder, *options)
     assert result["gold"] == gold
     assert [row["case"] for row in result["rows"]] == ["eflomal"]
+
+
+def test_coverage(run_bench: RunBench, tmp_path: Path) -> None:
+    pytest.importorskip("transformers", minversion="5")
+    table = tmp_path / "coverage.md"
+    result, printed = run_bench("coverage", "--table", table)
+    verdicts = {row["case"]: row["verdict"] for row in result["rows"]}
+    assert verdicts == {
+        "bert": "right",
+        "bloom": "right",
+        "swiftformer": "missed",
+        "yoso": "missed",
+        "convnext": "no attention",
+    }
+    ways = result["rows"][0]["ways"]
+    assert set(ways) == {"eager", "sdpa"}
+    assert all(way["calls"] == 2 and way["difference"] < 1e-6 for way in ways.values())
+    assert "YosoSelfAttention" in printed
+    lines = table.read_text(encoding="utf-8").splitlines()
+    assert "bert, bloom" in lines
+    assert any(line.startswith("| right | 2 |") for line in lines)
+    assert any(line.startswith("| yoso | encoder.layer.0.attention.self: ") for line in lines)
+
+
+def test_coverage_goes_on_after_a_type_that_hangs(run_bench: RunBench) -> None:
+    pytest.importorskip("transformers", minversion="5")
+    result, _ = run_bench("coverage", "--only", "bert", "convnext", "--seconds", "0")
+    assert [(row["verdict"], row["detail"]) for row in result["rows"]] == [("no result", "exceeded 0 seconds")] * 2

@@ -118,6 +118,30 @@ def test_a_sink_for_each_query(search: dict[str, Any], monkeypatch: pytest.Monke
     assert all(call.weights().sum(-1).min() < 0.9 for call in captures.calls)
 
 
+@pytest.mark.parametrize(
+    "search",
+    [{}, {"num_beams": 4, "num_return_sequences": 4}, {"use_cache": False}],
+    ids=["greedy", "beams", "no cache"],
+)
+def test_weights_that_are_modified_after_the_softmax(search: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.bloom import modeling_bloom
+
+    class ModifiedFunctional:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(torch.nn.functional, name)
+
+        def softmax(self, scores: Tensor, **options: Any) -> Tensor:
+            return scores.softmax(**options) * 0.5
+
+    monkeypatch.setattr(modeling_bloom, "F", ModifiedFunctional())
+    model, prompt = build_model("bloom_lm"), random_ids(2, 5)
+    options = {"attention_mask": torch.ones_like(prompt), "pad_token_id": 0, "eos_token_id": None}
+    sequences, captures = generate(model, input_ids=prompt, **options, **search)
+    check_weights(captures, run_with_attentions(model, sequences))
+    for layer in (*captures, *captures.calls):
+        torch.testing.assert_close(layer.weights().sum(-1), torch.full(layer.shape[:3], 0.5))
+
+
 def test_no_mask_without_padding() -> None:
     _, captures = generate(build_model("llama"), input_ids=random_ids(2, 5))
     assert captures[0].attention.mask is None

@@ -298,6 +298,8 @@ class GenerationLayer:
             attention.scale,
             attention.softcap,
             None if call.sink is None else store.detach_tensor(call.sink),
+            # The lse of scores shows that their weights were modified. Otherwise it can be computed again.
+            store.detach_tensor(attention.lse) if attention.has_only_scores and attention.lse is not None else None,
         )
         return self.last_step
 

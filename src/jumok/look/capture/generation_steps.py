@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from jumok.errors import InputError
 from jumok.look.capture.capture_store import add_sink
 from jumok.look.capture.captured_attention import CapturedAttention
 from jumok.look.capture.merge import AttentionPart, merge_batch, merge_parts
@@ -35,6 +36,7 @@ class CapturedStep:
     scale: float
     softcap: float | None
     sink: Tensor | None  # (H,) or (R, H, Q)
+    lse: Tensor | None  # (R, H, Q), of scores whose weights were modified
 
     def iterate_back(self) -> Iterator[CapturedStep]:
         """Iterate over the step and those before it, latest first."""
@@ -52,6 +54,7 @@ class CapturedStep:
             part=part,
             new_keys=self.new_keys[:, :, :-num_tokens],
             sink=self.sink[..., :-num_tokens] if self.sink is not None and self.sink.dim() == 3 else self.sink,
+            lse=None if self.lse is None else self.lse[..., :-num_tokens],
             token_ids=ids,
             num_keys=self.num_keys - num_tokens,
         )
@@ -88,20 +91,28 @@ class GenerationAttention:
     def attention(self) -> CapturedAttention:
         attentions = [self._generation.merge_steps(step, rows) for step, rows in self._final_steps]
         attention = attentions[0] if len(attentions) == 1 else merge_batch(attentions)
-        sink = self._merge_sinks(attention.shape[2])
+        lse, sink = self._merge_rows("lse", attention.shape[2]), self._final_steps[0][0].sink
+        if lse is not None:
+            attention = replace(attention, lse=lse)
+        if sink is not None and sink.dim() == 3:
+            sink = self._merge_rows("sink", attention.shape[2])
         return attention if sink is None else add_sink(attention, sink)
 
-    def _merge_sinks(self, num_queries: int) -> Tensor | None:
-        """Return the sinks of all steps, ``(H,)`` or ``(R, H, Q)``."""
-        first = self._final_steps[0][0].sink
-        if first is None or first.dim() == 1:
-            return first
+    def _merge_rows(self, name: Literal["lse", "sink"], num_queries: int) -> Tensor | None:
+        """Return the numbers that all steps have for their rows, ``(R, H, Q)``; None if they have none."""
         sequences = []
         for last_step, rows in self._final_steps:
-            path = self._generation.trace_rows(last_step, rows)
-            sinks = [step.sink[step_rows.to(step.sink.device)] for step, step_rows in path if step.sink is not None]
-            sink = torch.cat(sinks, dim=2)
-            sequences.append(F.pad(sink, (0, num_queries - sink.shape[2])))
+            values = [
+                None if (x := getattr(step, name)) is None else x[step_rows.to(x.device)]
+                for step, step_rows in self._generation.trace_rows(last_step, rows)
+            ]
+            numbers = [x for x in values if x is not None]
+            if not numbers:
+                return None
+            if len(numbers) < len(values):
+                raise InputError("only some steps modify their weights; each step is in captures.calls")
+            merged = torch.cat(numbers, dim=2)
+            sequences.append(F.pad(merged, (0, num_queries - merged.shape[2])))
         return torch.cat(sequences)
 
     @functools.cached_property
@@ -130,6 +141,7 @@ class SingleStepAttention:
         keys = self._generation.gather_keys(self._generation.trace_rows(step, torch.arange(len(part.query))))
         visible = keys[:, :, part.first_key : part.first_key + part.num_keys]
         attention = merge_parts([replace(part, first_key=0)], visible, step.scale, step.softcap)
+        attention = attention if step.lse is None else replace(attention, lse=step.lse)
         return attention if step.sink is None else add_sink(attention, step.sink)
 
     @property
