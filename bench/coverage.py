@@ -44,7 +44,7 @@ VERDICTS = {
     "missed": "some attention is not captured; `missed_layers` names it, with the reason",
     "channel map": "all maps are over channels, not positions; they are right",
     "right": "every attention is captured, and every map is right",
-    "no attention": "the model has no attention; `watch` says that it captured none",
+    "no attention": "the tiny model has no attention; `watch` says that it captured none",
     "no inputs": "none of the inputs that were tried fit the tiny model",
     "not built": "no tiny model could be built",
     "no result": "the process ended or exceeded the time limit",
