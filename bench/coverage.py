@@ -70,7 +70,7 @@ def main() -> None:
     types = chosen.only or (QUICK_TYPES if chosen.quick else tiny_models.list_model_types())
     for model_type, result in check_types(types, chosen.jobs, chosen.seconds):
         report.note(report.row("coverage", model_type), **result)
-        report.say(f"{model_type}: {result['verdict']}  {result.get('detail', '')}"[:96].rstrip())
+        report.log(f"{model_type}: {result['verdict']}  {result.get('detail', '')}"[:96].rstrip())
     show(report.rows)
     if chosen.table:
         chosen.table.write_text(format_page(report.head, report.rows), encoding="utf-8")
@@ -406,7 +406,7 @@ def serve(connection: Any) -> None:
 def show(rows: list[r.Row]) -> None:
     """Print the number of types of each verdict, and what needs attention."""
     counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in VERDICTS}
-    r.table("Model types by verdict", ["verdict", "types"], [[x, float(n)] for x, n in counts.items() if n])
+    r.table("Model types by verdict", ["verdict", "types"], [[x, str(n)] for x, n in counts.items() if n])
     for row in rows:
         if row["verdict"] in ("output changed", "wrong", "silent", "no result"):
             print(f"  {row['case']}: {row['verdict']}  {row.get('detail', '')}"[:110].rstrip())

@@ -150,16 +150,22 @@ def _build_model(model_type: str, config_class: Any, level: str) -> nn.Module:
     errors = []
     for model_class in _list_model_classes(model_type, config_class):
         try:
-            with torch.device("meta"):
-                num_parameters = sum(x.numel() for x in model_class(copy.deepcopy(config)).parameters())
-            if num_parameters > MAX_PARAMETERS:
-                raise RuntimeError(f"it has {num_parameters:,} parameters, more than {MAX_PARAMETERS:,}")
+            if level != LEVELS[0]:  # it may be too large to be built
+                with torch.device("meta"):
+                    _check_size(model_class(copy.deepcopy(config)))
             torch.manual_seed(0)
             model: nn.Module = model_class(copy.deepcopy(config)).eval()
+            _check_size(model)
             return model
         except Exception as error:
             errors.append(f"{model_class.__name__}: {type(error).__name__}: {str(error).strip()[:150]}")
     raise RuntimeError(" | ".join(errors) or "no class of transformers takes this configuration")
+
+
+def _check_size(model: nn.Module) -> None:
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    if num_parameters > MAX_PARAMETERS:
+        raise RuntimeError(f"it has {num_parameters:,} parameters, more than {MAX_PARAMETERS:,}")
 
 
 def _list_model_classes(model_type: str, config_class: type) -> list[Any]:
