@@ -18,7 +18,7 @@ import math
 import multiprocessing
 import queue
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +55,7 @@ OTHER_SOFTMAXES = {"convbert": "the kernels of its dynamic convolution"}
 QUICK_TYPES = ("bert", "bloom", "swiftformer", "yoso", "convnext")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--only", nargs="+", metavar="TYPE", help="model types to check; all by default")
     options.add_argument("--quick", action="store_true", help=f"check only {', '.join(QUICK_TYPES)}")
@@ -63,7 +63,7 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=30, help="time limit for one type")
     options.add_argument("--out", type=Path, help="JSON file to write")
     options.add_argument("--table", type=Path, help="Markdown page to write")
-    chosen = options.parse_args()
+    chosen = options.parse_args(arguments)
     report = r.Report("coverage", torch.device("cpu"), repeats=1)
     report.head["machine"]["transformers"] = transformers.__version__
     report.begin(chosen.out, quick=chosen.quick)
@@ -326,7 +326,7 @@ def list_tensors(output: Any) -> Iterator[Tensor]:
 # -------------------------------------------------------------------------------------------- processes
 
 
-def check_types(types: list[str] | tuple[str, ...], jobs: int, seconds: float) -> Iterator[tuple[str, dict[str, Any]]]:
+def check_types(types: Sequence[str], jobs: int, seconds: float) -> Iterator[tuple[str, dict[str, Any]]]:
     """Check model types in several processes. Results come in the order of the types."""
     idle_workers: queue.SimpleQueue[Worker] = queue.SimpleQueue()
     workers = [Worker() for _ in range(min(jobs, len(types)))]
