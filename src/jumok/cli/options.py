@@ -14,6 +14,7 @@ from typer.core import TyperCommand
 io_option = partial(typer.Option, rich_help_panel="Input and output")
 data_option = partial(typer.Option, rich_help_panel="Data")
 generation_option = partial(typer.Option, rich_help_panel="Text generation (translate, caption)")
+language_model_option = partial(typer.Option, rich_help_panel="Language models (Hugging Face)")
 classification_option = partial(typer.Option, rich_help_panel="Classification")
 speech_option = partial(typer.Option, rich_help_panel="Speech (speak)")
 alignment_option = partial(typer.Option, rich_help_panel="Alignment")

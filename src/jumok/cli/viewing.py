@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import mimetypes
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jumok.cli.options import DeviceOption, StyleAudioOption, StyleWeightsOption, io_option, network_option, view_option
+from jumok.cli.options import (
+    DeviceOption,
+    StyleAudioOption,
+    StyleWeightsOption,
+    io_option,
+    language_model_option,
+    network_option,
+    view_option,
+)
 from jumok.errors import InputError
 from jumok.files import check_not_input
 
@@ -19,12 +28,24 @@ if TYPE_CHECKING:
 
 
 def look(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Run folder or Hugging Face folder.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="Run folder, Hugging Face folder, or name on the Hugging Face hub (owner/name)."
+        ),
+    ],
     text: Annotated[str, typer.Argument(metavar="INPUT", help="Input text, a text file, or an image.")],
     target: Annotated[str | None, io_option(help="Target text. Defaults to the model's own prediction.")] = None,
     out: Annotated[
         Path | None, io_option(help="Write an .html file or a figure instead of starting the viewer.")
     ] = None,
+    generate: Annotated[
+        int | None,
+        language_model_option(min=1, metavar="N", help="Continue the text by at most N tokens, with greedy search."),
+    ] = None,
+    chat: Annotated[
+        bool, language_model_option("--chat", help="Apply the chat template: the text is the user's turn.")
+    ] = False,
     layer: Annotated[str | None, view_option(help="With --out: name of the layer. * matches any characters.")] = None,
     head: Annotated[int | None, view_option(min=0, help="With --out: attention head, counted from 0.")] = None,
     knock_out: Annotated[
@@ -49,11 +70,18 @@ def look(
     from jumok.look.viewer.word_merging import merge_into_words
 
     if out is not None:
-        check_not_input(out, [text, *model.glob("*"), *([style_audio] if style_audio is not None else [])])
+        check_not_input(out, [text, *Path(model).glob("*"), *([style_audio] if style_audio is not None else [])])
     if out is None and (layer is not None or head is not None):
         raise InputError("--layer and --head need --out; in the viewer, select the layer and the head there")
-    style = {"style_audio": style_audio, "style_weights": style_weights}
-    views = _capture_views(model, text, target, parse_ablations(knock_out or ()), style, device)
+    views = _capture_views(
+        model,
+        text,
+        target,
+        parse_ablations(knock_out or ()),
+        {"style_audio": style_audio, "style_weights": style_weights},
+        {"generate": generate, "chat": chat},
+        device,
+    )
     if whole_words:
         views = [merge_into_words(view) for view in views]
     if out is not None:
@@ -63,28 +91,50 @@ def look(
 
 
 def _capture_views(
-    model: Path, text: str, target: str | None, ablations: Ablations, style: Mapping[str, str | None], device: str
+    model: str,
+    text: str,
+    target: str | None,
+    ablations: Ablations,
+    style: Mapping[str, str | None],
+    generation: Mapping[str, Any],
+    device: str,
 ) -> list[ViewerData]:
     """Run a model and capture its attention: one view, or two if heads or edges are knocked out."""
-    from jumok.inference import line_io
-    from jumok.look.viewer import huggingface_model
+    from jumok.look.viewer.huggingface_folder import find_model_folder, is_huggingface_folder
+    from jumok.look.viewer.huggingface_model import capture_huggingface_model
     from jumok.run import Run
     from jumok.tasks import build_task, load_predictor
 
-    if huggingface_model.is_huggingface_folder(model):
+    folder = find_model_folder(model)
+    if is_huggingface_folder(folder):
         if any(option is not None for option in style.values()):
             raise InputError(
-                f"--style-audio and --style-weights need a run of the task speak; {model} is a Hugging Face folder"
+                f"--style-audio and --style-weights need a run of the task speak; {model} is a Hugging Face model"
             )
-        return huggingface_model.capture_huggingface_model(
-            model, line_io.read_text(text), target, ablations=ablations, device=device
+        return capture_huggingface_model(
+            folder, _read_text(text, model), target, **generation, ablations=ablations, device=device
         )
-    if model.is_dir() and not (model / "recipe.yaml").is_file():
+    if folder.is_dir() and not (folder / "recipe.yaml").is_file():
         raise InputError(
-            f"{model} has neither a recipe.yaml, as a run of `jumok train` has, nor a config.json, as a "
+            f"{folder} has neither a recipe.yaml, as a run of `jumok train` has, nor a config.json, as a "
             "folder written by save_pretrained has; give one of these"
         )
-    run = Run.open(model)
+    run = Run.open(folder)
+    if any(generation.values()):
+        raise InputError(
+            f"--generate and --chat need a Hugging Face model, and {folder} is a run; a run shows its own prediction "
+            "without them"
+        )
     task = build_task(run)
     options, text = task.options_type.from_command_line(**style), task.read_text(text)
     return load_predictor(run, device).build_viewer_data(text, target, options=options, ablations=ablations)
+
+
+def _read_text(text: str, model: str) -> str:
+    """Return the text, or the content of the text file with this name."""
+    from jumok.inference import line_io
+
+    media_type, _ = mimetypes.guess_type(text)
+    if media_type is not None and media_type.startswith(("image/", "audio/", "video/")) and line_io.is_file(Path(text)):
+        raise InputError(f"{text} is a file of type {media_type}, and {model} reads text; give a text or a text file")
+    return line_io.read_text(text)

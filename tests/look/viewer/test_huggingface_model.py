@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,16 +13,19 @@ import torch
 import transformers
 from typer.testing import CliRunner
 
+import jumok
 from jumok import InputError
 from jumok.cli.app import app
 from jumok.look.viewer import huggingface_model, view_writer
-from jumok.look.viewer.viewer_data import ViewerData
+from jumok.look.viewer.huggingface_folder import is_huggingface_folder
+from jumok.look.viewer.viewer_data import ArrayWeightSource, ViewerData, ViewerLayer
+from jumok.look.viewer.word_merging import merge_into_words
 from jumok.run import Run
 from jumok.tasks import load_predictor
 
 
 def test_huggingface_folder(bert: Path) -> None:
-    assert huggingface_model.is_huggingface_folder(bert)
+    assert is_huggingface_folder(bert)
     (data,) = huggingface_model.capture_huggingface_model(bert, "a cat sat here", device="cpu")
     assert [layer.name for layer in data.layers] == ["encoder.layer.0.attention.self", "encoder.layer.1.attention.self"]
     assert data.layers[0].row_labels == ["a", "cat", "sat", "here"]
@@ -182,7 +187,7 @@ def test_code_of_the_folder_is_never_run(bert: Path, tmp_path: Path) -> None:
 
 
 def test_empty_text_is_rejected(bert: Path) -> None:
-    with pytest.raises(InputError, match="returns no tokens"):
+    with pytest.raises(InputError, match="the text is empty"):
         huggingface_model.capture_huggingface_model(bert, "", device="cpu")
 
 
@@ -205,3 +210,122 @@ def test_missing_weights_are_reported_only_if_they_matter(bert: Path, tmp_path: 
     )
     with pytest.warns(UserWarning, match=r"lacks 1 weights.*query\.weight"):
         huggingface_model.capture_huggingface_model(tmp_path, "a cat", device="cpu")
+
+
+def _texts(layer: Any) -> list[str]:
+    return list(layer.row_labels)
+
+
+def test_generated_tokens_follow_the_text(llama: Path) -> None:
+    (data,) = huggingface_model.capture_huggingface_model(llama, "w1 w2 w3 w4", generate=5, device="cpu")
+    model = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(llama)
+    encoded = tokenizer("w1 w2 w3 w4", return_tensors="pt")
+    with torch.inference_mode(), jumok.watch(model) as captures:
+        output_ids = model.generate(
+            encoded["input_ids"], attention_mask=encoded["attention_mask"], do_sample=False, max_new_tokens=5
+        )
+    assert _texts(data.layers[0]) == tokenizer.convert_ids_to_tokens(output_ids[0])
+    assert [layer.name for layer in data.layers] == ["layers.0.self_attn", "layers.1.self_attn"]
+    assert data.title == f"w1 w2 w3 w4 → {tokenizer.decode(output_ids[0, 4:])}".replace("→", " → ")
+    for layer, merged in zip(data.layers, captures, strict=True):
+        assert layer.shape == (9, 9)
+        assert layer.first_generated == (4, 4)
+        # The steps of the generation, which lack the last token, saw the same.
+        steps = merged.weights(batch=0)
+        weights = torch.stack([torch.as_tensor(layer.compute_weights(head)) for head in layer.heads])
+        torch.testing.assert_close(weights[:, :8, :8], steps, atol=1e-5, rtol=1e-4)
+
+
+def test_chat_template_makes_the_text_a_turn(llama: Path) -> None:
+    (data,) = huggingface_model.capture_huggingface_model(llama, "w1 w2", chat=True, device="cpu")
+    assert _texts(data.layers[0]) == ["<|user|>", "w1", "w2", "<|end|>"]
+    (data,) = huggingface_model.capture_huggingface_model(llama, "w1 w2", chat=True, generate=2, device="cpu")
+    assert _texts(data.layers[0])[:5] == ["<|user|>", "w1", "w2", "<|end|>", "<|assistant|>"]
+    assert data.layers[0].first_generated == (5, 5)
+
+
+def test_encoder_decoder_generates_at_most_n_tokens(t5: Path) -> None:
+    (data,) = huggingface_model.capture_huggingface_model(t5, "w1 w2 w3", generate=4, device="cpu")
+    marks = {layer.kind: (layer.shape, layer.first_generated) for layer in data.layers}
+    assert marks == {
+        "self": ((3, 3), (None, None)),
+        "causal self": ((4, 4), (1, 1)),
+        "cross": ((4, 3), (1, None)),
+    }
+    (data,) = huggingface_model.capture_huggingface_model(t5, "w1 w2 w3", "w4 w5", device="cpu")
+    assert {layer.first_generated for layer in data.layers} == {(None, None)}  # the target was given
+
+
+def test_ablation_keeps_the_generated_text(llama: Path) -> None:
+    before, after = huggingface_model.capture_huggingface_model(
+        llama, "w1 w2", generate=3, ablations={"layers.0.self_attn": [0]}, device="cpu"
+    )
+    assert _texts(before.layers[0]) == _texts(after.layers[0])
+    assert after.layers[0].first_generated == (2, 2)
+
+
+def test_merged_words_keep_the_mark() -> None:
+    layer = ViewerLayer(
+        "a",
+        "self",
+        (4, 4),
+        (0,),
+        ArrayWeightSource(torch.eye(4)),
+        ["▁a", "b", "▁c", "d"],
+        ["▁a", "b", "▁c", "d"],
+        (2, 3),
+    )
+    (merged,) = merge_into_words(ViewerData((layer,))).layers
+    assert merged.first_generated == (1, 2)  # no word begins with the last token
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"text": " \n"}, "the text is empty"),
+        ({"generate": 0}, "--generate 0: expected"),
+        ({"generate": 2, "target": "w1"}, "--generate and --target"),
+        ({"text": "w1 w2 w3", "generate": 8190}, "3 tokens, --generate 8190 makes 8193.* 8192 .*--generate 8189"),
+        ({"text": "w1 " * 8193}, "8193 tokens, and this model takes 8192 at most; shorten it"),
+    ],
+)
+def test_invalid_generation_is_rejected(llama: Path, options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        huggingface_model.capture_huggingface_model(llama, **{"text": "w1", "device": "cpu"} | options)
+
+
+def test_encoder_cannot_generate_or_chat(bert: Path) -> None:
+    with pytest.raises(InputError, match=r"\(bert\) without a decoder.*leave --generate out"):
+        huggingface_model.capture_huggingface_model(bert, "a cat", generate=2, device="cpu")
+    with pytest.raises(InputError, match="no chat template"):
+        huggingface_model.capture_huggingface_model(bert, "a cat", chat=True, device="cpu")
+
+
+def test_positions_of_roberta_begin_after_padding(bert: Path, tmp_path: Path) -> None:
+    config = transformers.RobertaConfig(**TEXT | {"pad_token_id": 1}, max_position_embeddings=7)
+    transformers.RobertaModel(config).save_pretrained(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
+    assert huggingface_model.capture_huggingface_model(tmp_path, "a cat sat here a", device="cpu")
+    with pytest.raises(InputError, match="6 tokens, and this model takes 5"):
+        huggingface_model.capture_huggingface_model(tmp_path, "a cat sat here a cat", device="cpu")
+
+
+def test_long_text_needs_no_map_in_memory(llama: Path) -> None:
+    """One map of all heads of 8,000 tokens would take 1.4 GiB."""
+    text = " ".join(f"w{n % 30}" for n in range(8000))
+    program = f"""
+import resource
+from jumok.look.viewer.huggingface_model import capture_huggingface_model
+from jumok.look.viewer.tiles import TileRequest
+from jumok.look.viewer.viewer_data import answer_request
+capture_huggingface_model({str(llama)!r}, "w1 w2", device="cpu")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+data = capture_huggingface_model({str(llama)!r}, {text!r}, device="cpu")
+assert data[0].layers[1].shape == (8000, 8000)
+assert len(data[0].title) < 200
+answer_request(data, TileRequest(layer=1, head=0, rows=(0, 8000), cols=(0, 8000)))
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert float(result.stdout) < 400  # MiB

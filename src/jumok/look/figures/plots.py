@@ -32,6 +32,7 @@ SHADES = ("#f4fafe", "#bee1fa", "#8cc6f5", "#61a9ea", "#3f8bd9", "#2b6dc0", "#22
 # Okabe and Ito: distinguishable with any colour vision.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 INK, GREY, GOLD = "#22262e", "#7a818c", "#e8590c"
+GENERATED_BOX = {"boxstyle": "round,pad=0.12", "facecolor": "#bfe8d5", "edgecolor": "none"}  # behind generated words
 DOTS_PER_INCH = 160
 IMAGE_SUFFIXES = (".png", ".svg", ".pdf")
 DrawFunction = Callable[["Figure"], None]
@@ -65,11 +66,12 @@ def draw_heat_map(
     *,
     title: str = "",
     gold_links: Iterable[tuple[int, int]] = (),
+    first_generated: tuple[int | None, int | None] = (None, None),
 ) -> Path:
     """Draw one map ``(Q, K)``: target words, ``rows``, down the left, source words along the top.
 
-    The darker a cell, the higher the weight. ``gold_links`` (source word, target word) are outlined. Returns
-    the path.
+    The darker a cell, the higher the weight. ``gold_links`` (source word, target word) are outlined. Words from
+    the row and the column of ``first_generated`` on are marked as generated. Returns the path.
 
     >>> draw_heat_map(torch.eye(2), ["이것은", "예문이다"], ["this", "example"], "map.png")  # doctest: +SKIP
     """
@@ -93,6 +95,13 @@ def draw_heat_map(
             array, cmap=create_colormap(SHADES), vmin=0, vmax=scale_max, edgecolors="white", linewidth=cell * 2
         )
         label_cells(figure, axes, rows, columns, cell, font_size, pad=3)
+        generated = [
+            label
+            for axis, first in zip((axes.yaxis, axes.xaxis), first_generated, strict=True)
+            for label in axis.get_ticklabels()[len(rows) + len(columns) if first is None else first :]
+        ]
+        for label in generated:
+            label.set_bbox(GENERATED_BOX)
         for source, target in links:
             outline = Rectangle((source + 0.09, target + 0.09), 0.82, 0.82, fill=False, edgecolor=GOLD)
             outline.set_linewidth(max(0.9, 3.6 * cell))
@@ -101,6 +110,9 @@ def draw_heat_map(
             axes.set_title(title, size=font_size + 1.5, color=INK, loc="left", pad=12)
         if links:
             annotate(axes, "□ gold link", (0, len(rows)), (2, -5), va="top", size=8, color=GOLD)
+        if generated:
+            style = {"ha": "right", "va": "top", "size": 8, "color": INK, "bbox": GENERATED_BOX}
+            annotate(axes, "generated", (len(columns), len(rows)), (0, -7), **style)
         bar_height = min(height, 2.0)
         bar_axes = add_panel(figure, width + 0.22, 0, 0.09, bar_height)
         draw_colour_bar(bar_axes, mesh, 4 if bar_height > 1 else 1)

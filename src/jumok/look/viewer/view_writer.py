@@ -89,4 +89,11 @@ def _save_heat_map(layer: ViewerLayer, head: int | None, path: Path) -> Path:
         raise InputError(f"a map of {rows} × {cols} tokens is too large for a figure: use an .html file or the viewer")
     is_mean = head is None and len(layer.heads) > 1
     title = f"{layer.name}, {'mean of the heads' if is_mean else f'head {layer.heads[0] if head is None else head}'}"
-    return draw_heat_map(_compute_mean_weights(layer, head), layer.row_texts, layer.col_texts, path, title=title)
+    return draw_heat_map(
+        _compute_mean_weights(layer, head),
+        layer.row_texts,
+        layer.col_texts,
+        path,
+        title=title,
+        first_generated=layer.first_generated,
+    )

@@ -54,6 +54,7 @@ class ViewerLayer:
     source: WeightSource
     row_labels: Sequence[str] | None = None
     col_labels: Sequence[str] | None = None
+    first_generated: tuple[int | None, int | None] = (None, None)  # query and key from which on tokens are generated
 
     def __post_init__(self) -> None:
         num_queries, num_keys = self.shape
@@ -291,6 +292,7 @@ def build_manifest(viewer_data: Sequence[ViewerData]) -> dict[str, Any]:
                     "has_mean": len(layer.heads) > 1,
                     "row_labels": store_texts(layer.row_labels),
                     "col_labels": store_texts(layer.col_labels),
+                    "first_generated": list(layer.first_generated),
                     "finest_zoom": 0,  # more than 0 only in a saved file of a long map
                 }
                 for layer in item.layers

@@ -69,7 +69,16 @@ def _merge_layer(layer: ViewerLayer) -> ViewerLayer:
         source=ArrayWeightSource(np.stack(merged).astype(np.float32)),
         row_labels=_join_tokens(rows, row_starts),
         col_labels=_join_tokens(cols, col_starts),
+        first_generated=(
+            _find_word(row_starts, layer.first_generated[0]),
+            _find_word(col_starts, layer.first_generated[1]),
+        ),
     )
+
+
+def _find_word(word_starts: Sequence[int], token: int | None) -> int | None:
+    """Return the first word that begins at a token or after it."""
+    return None if token is None else int(np.searchsorted(word_starts, token))
 
 
 def _join_tokens(tokens: Sequence[str], word_starts: Sequence[int]) -> list[str]:

@@ -32,7 +32,7 @@ export class Appearance {
     const style = getComputedStyle(this.root),
       ink = (name) => style.getPropertyValue(`--${name}`).trim();
     this.inks = Object.fromEntries(
-      ["ink", "muted", "line", "strong", "page", "accent", "pin", "band", "empty"].map((name) => [name, ink(name)]),
+      ["ink", "muted", "line", "strong", "page", "accent", "pin", "generated", "band", "empty"].map((name) => [name, ink(name)]),
     );
     this.family = style.fontFamily;
     this.font = `13px ${this.family}`;

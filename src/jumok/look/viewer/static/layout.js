@@ -83,6 +83,7 @@ export class ViewerLayout {
     this.themeButton = iconButton("moon", "Toggle theme (t)", () => actions.toggleTheme());
     this.content = createElement("div", { class: "jm-content" });
     this.legend = new Legend();
+    this.generatedLegend = createElement("span", { class: "jm-generated", text: "generated", hidden: true });
     const curves = { auto: "Automatic", ...CURVES },
       range = { min: -1, max: 3, step: 0.1, value: 0 };
     this.colours = createField("Colours", createSelect("Colours", SCALES, (scale) => actions.set({ scale })));
@@ -132,7 +133,7 @@ export class ViewerLayout {
         ]),
         this.errorNote,
         createElement("div", { class: "jm-main" }, [this.content, this.panel.el]),
-        createElement("footer", { class: "jm-footer" }, [this.legend.el, this.settings]),
+        createElement("footer", { class: "jm-footer" }, [this.legend.el, this.generatedLegend, this.settings]),
         this.tooltip,
         this.liveRegion,
         this.help,

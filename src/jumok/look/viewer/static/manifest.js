@@ -13,6 +13,8 @@ export function listViews(item, layer) {
 export function chooseInitialView({ document, image, speech, layers }) {
   const view = image ? "image" : "speech",
     layer = document ? -1 : layers.findLastIndex((candidate) => canShow(view, { image, speech }, candidate));
+  if (layer < 0 && layers.at(-1).first_generated.some((first) => first !== null))
+    return { view: "text", layer: layers.length - 1, head: layers.at(-1).has_mean ? null : layers.at(-1).heads[0] };
   if (layer < 0) return { view: document ? "document" : "map", layer: 0, head: layers[0].heads[0] };
   return { view, layer, head: layers[layer].has_mean ? null : layers[layer].heads[0] };
 }

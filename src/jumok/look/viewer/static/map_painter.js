@@ -40,6 +40,7 @@ export function paintMap(map, context, dots) {
   context.strokeStyle = inks.line;
   context.lineWidth = 1;
   context.strokeRect(snap(plot.x) - 0.5, snap(plot.y) - 0.5, snap(plot.w) + 1, snap(plot.h) + 1);
+  paintGenerated(map, context, X, Y, plot);
   paintRowWords(map, context, Y, plot);
   paintColumnWords(map, context, X, plot);
   paintMinimap(map, context, plot);
@@ -101,6 +102,16 @@ function paintDigits(map, context, X, Y, plot) {
       context.fillText(text, (X(col) + X(col + 1)) / 2, (Y(row) + Y(row + 1)) / 2);
     }
   }
+}
+
+// A bar along each axis, beside the generated tokens.
+function paintGenerated(map, context, X, Y, plot) {
+  const { rows, cols } = map.content.generated,
+    left = Math.max(plot.x, X(cols)),
+    top = Math.max(plot.y, Y(rows));
+  context.fillStyle = map.appearance.inks.generated;
+  context.fillRect(left, plot.y - 4, Math.max(0, plot.x + plot.w - left), 3);
+  context.fillRect(plot.x - 4, top, 3, Math.max(0, plot.y + plot.h - top));
 }
 
 function paintFrame(context, x, y, w, h, ink, line, halo = null) {

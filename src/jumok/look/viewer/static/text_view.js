@@ -6,6 +6,7 @@ import { clamp, createElement, createWord, sizeCanvas } from "./dom.js";
 import { joinTokens, truncateText } from "./token_text.js";
 
 const PAGE_SIZE = 1200; // tokens per page
+const SPECIAL_TOKEN = /^(<(?!0x)[^<>]+>|\[[A-Z]+\d*\])$/; // as in word_merging.py: <s>, [CLS], <|end|>
 
 export class TextView {
   /** `events`: received() and row(n) return promises of weights on all keys; pin(row); tooltip(lines or null, x, y). */
@@ -13,6 +14,7 @@ export class TextView {
     Object.assign(this, { appearance, events });
     this.first = { rows: 0, cols: 0 };
     this.pinned = null;
+    this.hovered = null; // the query under the pointer
     this.heading = createElement("p", { class: "jm-lead" });
     this.strip = createElement("canvas", { class: "jm-strip", onclick: (event) => this.moveTo(event) });
     this.queries = createElement("div", { class: "jm-text", role: "group", aria: { label: "Queries" } });
@@ -60,10 +62,9 @@ export class TextView {
       this.heading.append(this.errorMessage || "Loading …");
       return;
     }
-    let most = 0;
-    for (const value of this.values) most = Math.max(most, value);
-    // From half of the uniform weight: a text without high weights stays pale.
-    this.curve = createCurve("log", 0.5 / this.values.length, Math.max(4 / this.values.length, most));
+    const most = findMaximum(this.values);
+    this.curve = createShading(this.values);
+    this.hovered = null;
     const note = createElement("span", { class: "jm-muted", text: `Maximum: ${formatWeight(most)}` });
     if (this.pinned === null)
       this.heading.append("Each token is shaded by the mean weight it receives over all queries. ", note);
@@ -98,17 +99,34 @@ export class TextView {
         tabindex: canPin ? "-1" : null,
         data: { place, axis },
         onpointerenter: ({ clientX, clientY }) =>
-          this.events.tooltip(describeToken(tokens[n], place, value), clientX, clientY),
-        onpointerleave: () => this.events.tooltip(null),
+          this.handleHover(canPin ? place : null, describeToken(tokens[n], place, value), clientX, clientY),
+        onpointerleave: () => this.handleHover(null, null),
         onclick: canPin ? () => this.events.pin(place) : null,
       });
       if (value !== null) this.appearance.shade(token, this.curve.to(value));
+      if (place >= this.content.generated[axis]) token.classList.add("jm-generated");
+      if (SPECIAL_TOKEN.test(text)) token.classList.add("jm-special");
       if (canPin && place === this.pinned) token.classList.add("jm-is-pinned");
       parts.push(token);
       if (/\n/.test(tokens[n])) parts.push(createElement("br"));
     });
     box.replaceChildren(...parts);
     if (axis === "cols") this.updatePager(first, last, length);
+  }
+
+  /** Show what the query under the pointer attends to, unless another one is pinned. */
+  async handleHover(row, lines, x, y) {
+    this.events.tooltip(lines, x, y);
+    if (this.pinned !== null || this.hovered === row) return;
+    this.hovered = row;
+    const { content } = this,
+      answer = row === null ? null : await this.events.row(row).catch(() => null);
+    if (this.content !== content || this.pinned !== null || this.hovered !== row) return;
+    const values = answer?.values ?? this.values;
+    if (!values) return;
+    const curve = createShading(values);
+    for (const key of this.keys.querySelectorAll(".jm-token"))
+      this.appearance.shade(key, curve.to(values[key.dataset.place]));
   }
 
   updatePager(first, last, length) {
@@ -166,6 +184,15 @@ export class TextView {
   close() {
     this.resizeObserver.disconnect();
   }
+}
+
+function findMaximum(values) {
+  return values.reduce((most, value) => Math.max(most, value), 0);
+}
+
+// From half of the uniform weight: a text without high weights stays pale.
+function createShading(values) {
+  return createCurve("log", 0.5 / values.length, Math.max(4 / values.length, findMaximum(values)));
 }
 
 function describeToken(token, place, value) {

@@ -117,6 +117,7 @@ class Viewer {
       finestZoom: info.finest_zoom,
       rows: texts(info.row_labels),
       cols: texts(info.col_labels),
+      generated: { rows: info.first_generated[0] ?? Infinity, cols: info.first_generated[1] ?? Infinity },
       label: `Attention of ${info.name}, ${head}: ${info.shape[0]} queries by ${info.shape[1]} keys`,
     };
   }
@@ -326,6 +327,7 @@ class Viewer {
     this.layout.settings.hidden = !SCALED_VIEWS.includes(view);
     this.layout.colours.hidden = view === "image"; // the colours of the overlay are fixed
     this.layout.legend.show(this.appearance, this.views[view].legend());
+    this.layout.generatedLegend.hidden = this.layer.first_generated.every((first) => first === null);
   }
 
   toggleTheme() {
