@@ -1,0 +1,64 @@
+"""The text view in a real browser: generated tokens are marked, and a token under the pointer shades its keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jumok.look.viewer.viewer_data import ViewerData
+
+TOKENS = ["<s>", "▁the", "▁cat", "▁sat", "▁down"]
+KEYS = "section:last-of-type .jm-token"
+
+
+def build_generated_data() -> ViewerData:
+    """Token n attends to token n - 1; the last two tokens are generated."""
+    weights = np.full((2, 5, 5), 0.01, np.float32)
+    for head in range(2):
+        weights[head] += 0.9 * np.eye(5, k=-1)
+    data = ViewerData.from_weights({"layers.0": weights}, row_labels=TOKENS, col_labels=TOKENS, kind="causal self")
+    return data.with_layers([replace(layer, first_generated=(3, 3)) for layer in data.layers])
+
+
+@pytest.mark.parametrize("opener", ["open_served", "open_saved"])
+def test_generated_tokens_are_marked_and_show_their_keys(opener: str, request: Any) -> None:
+    viewer = request.getfixturevalue(opener)(build_generated_data())
+    assert viewer.evaluate("[v.state.view, v.state.head]") == ["text", None]  # the mean of the heads
+    viewer.page.wait_for_selector(KEYS)
+    assert viewer.get_texts(f"{KEYS}.jm-generated") == ["sat", "down"]
+    assert viewer.get_texts(f"{KEYS}.jm-special") == ["<s>"]
+    assert viewer.page.locator(".jm-footer > .jm-generated").inner_text() == "generated"
+    width = viewer.page.locator(f"{KEYS}.jm-generated").first.evaluate("e => getComputedStyle(e).borderBottomWidth")
+    assert width == "3px"
+
+    viewer.page.hover(f'{KEYS}[data-place="4"]')
+    darkness = [f'{KEYS}[data-place="{n}"]' for n in range(5)]
+    viewer.wait_until(lambda: np.argmax([viewer.get_darkness(key) for key in darkness]) == 3)
+    viewer.page.hover(f'{KEYS}[data-place="3"]')
+    viewer.wait_until(lambda: np.argmax([viewer.get_darkness(key) for key in darkness]) == 2)
+    viewer.page.hover(".jm-title")
+    viewer.wait_until(lambda: np.argmax([viewer.get_darkness(key) for key in darkness]) == 0)
+
+
+def test_map_marks_generated_tokens_beside_its_axes(open_saved: Callable[..., Any]) -> None:
+    viewer = open_saved(build_generated_data(), color_scheme="dark")
+    viewer.press("1")
+    viewer.wait_until_idle()
+    script = """(() => { const m = v.maps[0], p = m.plot(), d = devicePixelRatio;
+        const y = p.y + (args[0] + 0.5 - m.view.y) * m.view.sy;
+        return [...m.canvas.getContext("2d").getImageData((p.x - 2.5) * d, y * d, 1, 1).data]; })()"""
+    pixels = [viewer.evaluate(script, row) for row in range(5)]
+    assert pixels[3] == pixels[4]
+    assert pixels[3][:3] == [0x4F, 0xD1, 0xA0]
+    assert pixels[2] != pixels[3]
+
+
+def test_data_without_generated_tokens_has_no_mark(open_saved: Callable[..., Any]) -> None:
+    weights = np.full((2, 3), 0.3, np.float32)
+    viewer = open_saved(ViewerData.from_weights({"a": weights}, row_labels=["x", "y"], col_labels=["p", "q", "r"]))
+    assert viewer.evaluate("v.state.view") == "map"
+    assert not viewer.page.locator(".jm-generated").is_visible()
