@@ -38,10 +38,13 @@ def test_generated_tokens_are_marked_and_show_their_keys(opener: str, request: A
     viewer.page.hover(f'{KEYS}[data-place="4"]')
     darkness = [f'{KEYS}[data-place="{n}"]' for n in range(5)]
     viewer.wait_until(lambda: np.argmax([viewer.get_darkness(key) for key in darkness]) == 3)
+    assert viewer.page.inner_text(".jm-lead").startswith("Attention of ·down. Maximum: 0.91")
+    assert "attention weight" in viewer.page.inner_text(".jm-legend")
     viewer.page.hover(f'{KEYS}[data-place="3"]')
     viewer.wait_until(lambda: np.argmax([viewer.get_darkness(key) for key in darkness]) == 2)
     viewer.page.hover(".jm-title")
     viewer.wait_until(lambda: np.argmax([viewer.get_darkness(key) for key in darkness]) == 0)
+    assert viewer.page.inner_text(".jm-lead").startswith("Each token is shaded by the mean weight it receives")
 
 
 def test_map_marks_generated_tokens_beside_its_axes(open_saved: Callable[..., Any]) -> None:

@@ -56,27 +56,32 @@ export class TextView {
 
   paint() {
     if (!this.content) return;
-    const { content } = this;
     this.heading.replaceChildren();
     if (!this.values) {
       this.heading.append(this.errorMessage || "Loading …");
       return;
     }
-    const most = findMaximum(this.values);
-    this.curve = createShading(this.values);
     this.hovered = null;
-    const note = createElement("span", { class: "jm-muted", text: `Maximum: ${formatWeight(most)}` });
-    if (this.pinned === null)
-      this.heading.append("Each token is shaded by the mean weight it receives over all queries. ", note);
-    else {
-      const name = content.rows ? truncateText(content.rows[this.pinned], 40) : formatCount(this.pinned);
-      this.heading.append("Attention of ", createWord(name, { class: "jm-pinned" }), ". ", note);
-    }
+    this.describe(this.pinned, this.values);
     this.queryBlock.hidden = this.isSelf;
     this.keyHeading.hidden = this.isSelf;
     if (!this.isSelf) this.fillText(this.queries, "rows");
     this.fillText(this.keys, "cols");
     this.paintStrip();
+  }
+
+  /** Set the scale and the heading for the weights of a query, or of all queries (null). */
+  describe(row, values) {
+    const { rows } = this.content,
+      text = `Maximum: ${formatWeight(findMaximum(values))}`,
+      note = createElement("span", { class: "jm-muted", text });
+    this.curve = createShading(values);
+    if (row === null)
+      this.heading.replaceChildren("Each token is shaded by the mean weight it receives over all queries. ", note);
+    else {
+      const name = rows ? truncateText(rows[row], 40) : formatCount(row);
+      this.heading.replaceChildren("Attention of ", createWord(name, { class: "jm-pinned" }), ". ", note);
+    }
   }
 
   fillText(box, axis) {
@@ -99,7 +104,7 @@ export class TextView {
         tabindex: canPin ? "-1" : null,
         data: { place, axis },
         onpointerenter: ({ clientX, clientY }) =>
-          this.handleHover(canPin ? place : null, describeToken(tokens[n], place, value), clientX, clientY),
+          this.handleHover(canPin ? place : null, describeToken(tokens[n], place, value, this.pinned), clientX, clientY),
         onpointerleave: () => this.handleHover(null, null),
         onclick: canPin ? () => this.events.pin(place) : null,
       });
@@ -124,9 +129,10 @@ export class TextView {
     if (this.content !== content || this.pinned !== null || this.hovered !== row) return;
     const values = answer?.values ?? this.values;
     if (!values) return;
-    const curve = createShading(values);
+    this.describe(row, values);
     for (const key of this.keys.querySelectorAll(".jm-token"))
-      this.appearance.shade(key, curve.to(values[key.dataset.place]));
+      this.appearance.shade(key, this.curve.to(values[key.dataset.place]));
+    this.events.changed();
   }
 
   updatePager(first, last, length) {
@@ -143,7 +149,7 @@ export class TextView {
   }
 
   legend() {
-    const title = this.pinned === null ? "mean weight received" : "attention weight";
+    const title = (this.pinned ?? this.hovered) === null ? "mean weight received" : "attention weight";
     return this.curve ? { curve: this.curve, list: this.appearance.tints, title } : null;
   }
 
@@ -195,12 +201,14 @@ function createShading(values) {
   return createCurve("log", 0.5 / values.length, Math.max(4 / values.length, findMaximum(values)));
 }
 
-function describeToken(token, place, value) {
+function describeToken(token, place, value, pinned) {
+  const weight = value === null ? null : createElement("div", { class: "jm-weight", text: formatWeight(value, 4) });
   return [
     createElement("div", { class: "jm-pair" }, [
       createWord(truncateText(token, 60)),
       createElement("span", { class: "jm-muted", text: `  ${formatCount(place)}` }),
     ]),
-    value === null ? null : createElement("div", { class: "jm-weight", text: formatWeight(value, 4) }),
+    weight,
+    weight && pinned === null ? createElement("div", { class: "jm-muted", text: "mean weight received" }) : null,
   ];
 }
