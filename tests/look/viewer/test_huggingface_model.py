@@ -168,6 +168,8 @@ def test_encoder_without_decoder(bert: Path, tmp_path: Path) -> None:
     transformers.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
     (data,) = huggingface_model.capture_huggingface_model(tmp_path, "a cat", device="cpu")
     assert [layer.kind for layer in data.layers] == ["self"]
+    with pytest.raises(InputError, match=r"\(t5\) without a decoder"):
+        huggingface_model.capture_huggingface_model(tmp_path, "a cat", generate=2, device="cpu")
 
 
 def test_missing_tokenizer_is_rejected(bert: Path, tmp_path: Path) -> None:
@@ -227,7 +229,7 @@ def test_generated_tokens_follow_the_text(llama: Path) -> None:
         )
     assert _texts(data.layers[0]) == tokenizer.convert_ids_to_tokens(output_ids[0])
     assert [layer.name for layer in data.layers] == ["layers.0.self_attn", "layers.1.self_attn"]
-    assert data.title == f"w1 w2 w3 w4 → {tokenizer.decode(output_ids[0, 4:])}".replace("→", " → ")
+    assert data.title == f"w1 w2 w3 w4  →  {tokenizer.decode(output_ids[0, 4:])}"
     for layer, merged in zip(data.layers, captures, strict=True):
         assert layer.shape == (9, 9)
         assert layer.first_generated == (4, 4)

@@ -63,7 +63,7 @@ def capture_huggingface_model(
         if is_encoder_decoder:
             with _convert_errors(folder, model):
                 decoder_ids = _build_decoder_input(model, tokenizer, encoded, target, generate)
-            encoded = {**encoded, "decoder_input_ids": decoder_ids, "use_cache": False}
+            encoded = {**encoded, "decoder_input_ids": decoder_ids}
             title = f"{title}  →  {_shorten_title(tokenizer.decode(decoder_ids[0], skip_special_tokens=True))}"
             first_generated = None if target is not None else 1  # after the start token
         elif target is not None:
@@ -71,15 +71,17 @@ def capture_huggingface_model(
         elif generate is not None:
             with _convert_errors(folder, model):
                 output_ids = _generate(generator, encoded, generate)
-            encoded = {"input_ids": output_ids, "use_cache": False}
+            encoded = {"input_ids": output_ids}
             title = (
                 f"{title}  →  {_shorten_title(tokenizer.decode(output_ids[0, num_tokens:], skip_special_tokens=True))}"
             )
             first_generated = num_tokens
 
+        no_cache = {"use_cache": False} if _accepts_argument(type(text_model), "use_cache") else {}
+
         def build_viewer_data() -> ViewerData:
             with watch(model, tokenizer) as captures, _convert_errors(folder, model):
-                text_model(**encoded)
+                text_model(**encoded, **no_cache)
             data = ViewerData.from_captures(captures, title=title)
             return data if first_generated is None else _mark_generated(data, model, first_generated)
 
@@ -111,7 +113,7 @@ def _load_model(folder: Path, device: str, *, for_generation: bool) -> tuple[Any
         config = transformers.AutoConfig.from_pretrained(folder, **local)
         model_class = _select_model_class(folder, config)
         _check_reads_text(folder, model_class, config)
-        if for_generation and not config.is_encoder_decoder:
+        if for_generation and not _accepts_argument(model_class, "decoder_input_ids"):
             model_class = _select_causal_class(folder, config)
         _check_has_tokenizer(folder)
         check_weights(folder)
