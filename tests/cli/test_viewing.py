@@ -63,7 +63,7 @@ def test_invalid_inputs_are_rejected(gpt2: Path, tmp_path: Path, monkeypatch: py
     assert not Path("map.html").exists()
     result = _look(gpt2, "w1", "--generate", 0)
     assert result.exit_code == 2
-    assert "0 is not in the range x>=1" in result.output
+    assert "greater than or equal to 1" in result.output
 
 
 def test_help_groups_the_options_of_language_models() -> None:

@@ -306,7 +306,7 @@ def test_text_is_shaded_by_received_weight(open_served: OpenPage) -> None:
     assert viewer.get_texts(".jm-token") == words
     assert np.argsort(get_shades()).tolist() == [0, 2, 1]  # 0.1, 0.2 and 0.7 on average
     viewer.page.hover(".jm-token >> nth=1")
-    assert viewer.page.inner_text(".jm-tooltip").split() == ["학교에", "1", "0.7"]
+    assert viewer.page.inner_text(".jm-tooltip").split() == ["학교에", "1", "0.7", "mean", "weight", "received"]
     viewer.page.click(".jm-token >> nth=2")
     viewer.page.wait_for_selector(".jm-token.jm-is-pinned")
     assert "Attention of 간다" in viewer.page.inner_text(".jm-lead")
