@@ -16,7 +16,8 @@ from jumok.errors import InputError
 from jumok.look.viewer import html_file
 from jumok.look.viewer.attended_image import AttendedImage
 from jumok.look.viewer.synthesized_speech import SynthesizedSpeech
-from jumok.look.viewer.viewer_data import ViewerData, ViewerLayer
+from jumok.look.viewer.tiles import TileRequest
+from jumok.look.viewer.viewer_data import ViewerData, ViewerLayer, compute_cells
 
 OpenPage = Callable[..., Any]
 
@@ -48,7 +49,7 @@ def read_json(text: str, name: str) -> Any:
 
 def test_tokens_cannot_end_their_element() -> None:
     text = html_file.render_html(build_small_data())
-    assert text.count("</script>") == 4  # manifest, index, tiles and the viewer
+    assert text.count("</script>") == 4  # manifest, index, weights and the viewer
     assert "alert(2)" not in text.split("<style>")[0].replace("&lt;/title&gt;&lt;script&gt;alert(2)", "")
     assert read_json(text, "manifest")["texts"] == [WORDS]
 
@@ -90,7 +91,7 @@ def test_huge_file_is_rejected_before_computation() -> None:
         weights = received_weight = pooled_map
 
     data = ViewerData((ViewerLayer("long", "self", (10**5, 10**5), tuple(range(64)), UnusedSource()),))
-    with pytest.raises(InputError, match="select some heads"):
+    with pytest.raises(InputError, match=r"29 of these heads fit.*heads=\{\"long\": \[0, 3\]\}"):
         html_file.render_html(data)
 
 
@@ -137,6 +138,49 @@ def test_rows_are_assembled_from_several_tiles(open_saved: OpenPage) -> None:
     viewer = open_saved(ViewerData.from_weights({"a": cells}))
     values = viewer.page.evaluate("document.querySelector('#viewer').jumok.row(299).then((row) => [...row.values])")
     assert np.allclose(values, cells[0, 299], rtol=1e-3, atol=1e-8)
+
+
+def test_large_file_is_rounded_to_fit_and_states_the_bound(
+    open_saved: OpenPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(html_file, "TARGET_BYTES", 200_000)
+    cells = build_weights(4, 300, 523)
+    cells[:, :, 500:] = 0
+    viewer = open_saved(ViewerData.from_weights({"a": cells}))
+    assert (tmp_path / "map.html").stat().st_size < 1.24 * 200_000 + 400_000  # the viewer takes the rest
+    rounding = viewer.evaluate("v.manifest.rounding")
+    assert 0 < rounding < 0.5
+    values = viewer.page.evaluate(
+        "Promise.all([0, 1, 2, 3].map((head) => document.querySelector('#viewer').jumok.store.host("
+        "{data: 0, layer: 0, head, rows: [0, 300], cols: [0, 523], size: 256, quantity: 'weights'})"
+        ".then((buffer) => [...new Float32Array(buffer, 16)])))"
+    )
+    decoded = np.array(values).reshape(cells.shape)
+    assert np.array_equal(decoded == 0, cells == 0)
+    step = rounding * np.sqrt(cells.mean(axis=(1, 2), keepdims=True))
+    errors = np.abs(np.sqrt(decoded) - np.sqrt(cells))
+    assert (errors <= np.where(np.sqrt(cells) < step / 2, step, step / 2) * 1.001).all()
+
+
+def test_browser_pools_and_averages_as_python_does(open_saved: OpenPage) -> None:
+    cells = build_weights(3, 300, 523)
+    data = ViewerData.from_weights({"a": cells})
+    viewer = open_saved(data)
+    for request in (
+        TileRequest(0, None, (0, 300), (0, 523), 64),
+        TileRequest(0, 2, (44, 300), (11, 523), 100),
+        TileRequest(0, None, (0, 300), (0, 523), quantity="received_weight"),
+    ):
+        answer = viewer.page.evaluate(
+            "(r) => document.querySelector('#viewer').jumok.store.host(r)"
+            ".then((buffer) => [...new Float32Array(buffer, 16)])",
+            {
+                "data": 0,
+                **{name: getattr(request, name) for name in ("layer", "head", "rows", "cols", "size", "quantity")},
+            },
+        )
+        expected = compute_cells(data.layers[0], request)
+        assert np.allclose(np.reshape(answer, expected.shape), expected, rtol=2e-3, atol=1e-7)
 
 
 def test_long_file_reports_missing_weights(open_saved: OpenPage) -> None:

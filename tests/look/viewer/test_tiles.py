@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from jumok.errors import InputError
+from jumok.look.viewer.ascii_coding import decode_text, encode_text
 from jumok.look.viewer.tiles import (
     TILE_SIZE,
     TileRequest,
@@ -19,6 +21,7 @@ from jumok.look.viewer.tiles import (
     iterate_tiles,
     list_tile_spans,
     pack,
+    pack_roots,
     unpack,
 )
 
@@ -54,6 +57,33 @@ def test_packing_keeps_small_weights() -> None:
     assert np.array_equal(unpack(pack(cells, exact=True)), cells)
     assert pack(cells)[:12] == struct.pack("<III", 2, 3, 0)
     assert np.array_equal(unpack(pack(np.zeros((2, 3), np.float32))), np.zeros((2, 3)))
+
+
+@given(
+    hnp.arrays(np.float32, st.tuples(st.integers(1, 9), st.integers(1, 9)), elements=st.floats(0, 4, width=32)),
+    st.floats(1e-4, 1.0),
+)
+def test_roots_are_packed_within_the_bound_and_zeros_stay(cells: np.ndarray, step: float) -> None:
+    back = unpack(pack_roots(cells, step))
+    roots, errors = np.sqrt(cells.astype(float)), np.abs(np.sqrt(back.astype(float)) - np.sqrt(cells.astype(float)))
+    assert (errors <= np.where(roots < step / 2, step, step / 2) * 1.001 + 1e-7 * roots + 1e-6).all()
+    assert np.array_equal(back == 0, cells == 0)
+
+
+def test_roots_need_two_bytes_only_for_large_multiples() -> None:
+    cells = np.array([[0.0, 1.0, 0.25, 1e-9]], np.float32)
+    assert len(pack_roots(cells, 0.1)) == 16 + 4 + 4
+    assert len(pack_roots(cells, 0.001)) == 16 + 4 + 8
+    assert np.allclose(unpack(pack_roots(cells, 0.001)), cells, rtol=1e-3)
+
+
+@given(st.binary(max_size=200))
+def test_bytes_become_text_that_a_page_keeps(data: bytes) -> None:
+    text = encode_text(data)
+    assert decode_text(text)[: len(data)] == data
+    assert not set(text) & set("\0<")
+    assert len(text.splitlines()) <= 1
+    assert len(text) == -(-len(data) // 7) * 8
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def draw_heat_map(
     gold_links: Iterable[tuple[int, int]] = (),
     first_generated: tuple[int | None, int | None] = (None, None),
 ) -> Path:
-    """Draw one map ``(Q, K)``: target words, ``rows``, down the left, source words along the top.
+    """Draw one map ``(Q, K)``: queries (target words), ``rows``, down the left, keys (source words) along the top.
 
     The darker a cell, the higher the weight. ``gold_links`` (source word, target word) are outlined. Words from
     the row and the column of ``first_generated`` on are marked as generated. Returns the path.
@@ -102,6 +102,8 @@ def draw_heat_map(
         ]
         for label in generated:
             label.set_bbox(GENERATED_BOX)
+        axes.set_ylabel("queries", size=8, color=GREY)
+        axes.set_xlabel("keys", size=8, color=GREY)
         for source, target in links:
             outline = Rectangle((source + 0.09, target + 0.09), 0.82, 0.82, fill=False, edgecolor=GOLD)
             outline.set_linewidth(max(0.9, 3.6 * cell))

@@ -17,6 +17,7 @@ SCRIPT_NAMES = (
     "document_view", "overlay", "image_weights", "caption", "thumbnails", "image_view", "alignment", "audio_player",
     "spectrogram_painter", "style_panel", "speech_view", "pin_panel", "layout", "viewer", "remote",
 )  # fmt: skip
+BOOT_SCRIPTS = {"boot_page": ("boot_page",), "boot_file": ("saved_weights", "boot_file")}
 
 
 @functools.cache
@@ -33,7 +34,7 @@ def build_script(boot_script: str | None = None) -> str:
     ``boot_script`` file it starts itself.
     """
     if boot_script:
-        return join_scripts([*read_scripts(), read_asset(f"{boot_script}.js")])
+        return join_scripts([*read_scripts(), *(read_asset(f"{name}.js") for name in BOOT_SCRIPTS[boot_script])])
     return f"{join_scripts(read_scripts())}\nexport default {{ render }};\n"
 
 

@@ -1,28 +1,55 @@
 """The viewer in one self-contained HTML file, which fetches nothing.
 
-A file cannot compute, so it contains a fixed pyramid of tiles: of the selected heads, from the whole map down
-to ``detail`` cells a side, or as many in all. Up to this size it contains every weight (rounded to three
-digits); for longer inputs it contains pooled cells.
+The file contains every weight of the selected heads, if a map has at most ``detail`` × ``detail`` weights. The
+browser pools them, as :class:`.viewer_data.ArrayWeightSource` does. For a longer input the file contains a
+pyramid of pooled tiles with up to ``detail`` cells a side. The browser averages the heads of a layer.
+
+Weights are rounded as finely as TARGET_BYTES permit: to three digits, or on a square-root scale (see
+:func:`.tiles.pack_roots`), whose step is the same share of the root of the mean weight in all maps. The manifest
+states this share as ``rounding``.
 """
 
 from __future__ import annotations
 
-import base64
+import bisect
+import functools
 import json
+import os
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jumok.errors import InputError
 from jumok.files import atomic_write
 from jumok.look.viewer import assets
-from jumok.look.viewer.tiles import TILE_SIZE, TileRequest, find_coarsest_zoom, find_finest_zoom, iterate_tiles
-from jumok.look.viewer.viewer_data import ViewerData, ViewerLayer, answer_request, as_viewer_data_tuple, build_manifest
+from jumok.look.viewer.ascii_coding import BLOCK_BYTES, BLOCK_CHARACTERS, encode_text
+from jumok.look.viewer.tiles import (
+    TILE_SIZE,
+    FloatArray,
+    TileRequest,
+    find_coarsest_zoom,
+    find_finest_zoom,
+    iterate_tiles,
+    pack,
+    pack_roots,
+)
+from jumok.look.viewer.viewer_data import (
+    ViewerData,
+    ViewerLayer,
+    as_viewer_data_tuple,
+    build_manifest,
+    compute_cells,
+)
 
 THUMBNAIL_SIZE, ALIGNMENT_SIZE = 64, 512  # cells of a small map and of a speech alignment, as in tiles.js
-MAX_BYTES = 96 << 20  # before compression; larger files are slow in browsers
+MAX_CELLS = 40 << 20  # of one file: weights and pooled cells
+TARGET_BYTES = 19 << 19  # 9.5 MiB of compressed weights; their text is 1.22 times as long
+# Steps of square roots, as shares of the root of the mean weight. 0 stands for three digits.
+STEPS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6)
+SAMPLE_CELLS = 1 << 14  # of each map, to estimate the size of a file
 
 HeadSelection = Mapping[str, Collection[int]]
 
@@ -42,7 +69,7 @@ def save_html(
     """
     text = render_html(viewer_data, heads=heads, detail=detail)
     with atomic_write(Path(path)) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", newline="")
     return Path(path)
 
 
@@ -58,34 +85,79 @@ def render_html(
     for item, entry in zip(selected, manifest["data"], strict=True):
         for layer, layer_entry in zip(item.layers, entry["layers"], strict=True):
             layer_entry["finest_zoom"] = _find_finest_zoom(layer, detail)
-    requests = list(_iterate_requests(selected, detail))
-    _check_size(requests)
+    _check_size(selected, detail)
+    maps = [stored for number, item in enumerate(selected) for stored in _compute_maps(item, number, detail)]
+    with ThreadPoolExecutor(os.cpu_count()) as executor:
+        manifest["rounding"] = step = _choose_step(maps, executor)
+        blocks = list(executor.map(functools.partial(_compress, step=step), maps))
     index: dict[str, tuple[int, int]] = {}
     data = bytearray()
-    for request in requests:
-        packed = zlib.compress(answer_request(selected, request), 9)
-        index[request.key] = (len(data), len(packed))
-        data += packed
-    return _render_page(manifest, index, bytes(data))
+    for stored, block in zip(maps, blocks, strict=True):
+        index[stored.key] = (len(data) // BLOCK_BYTES * BLOCK_CHARACTERS, len(block))
+        data += block + bytes(-len(block) % BLOCK_BYTES)  # each block begins at a character of its own
+    return _render_page(manifest, index, encode_text(bytes(data)))
 
 
-def _iterate_requests(viewer_data: Sequence[ViewerData], detail: int) -> Iterator[TileRequest]:
-    """Iterate over all requests that the viewer can make to a file."""
-    for data_index, item in enumerate(viewer_data):
-        for layer_index, layer in enumerate(item.layers):
-            num_queries, num_keys = layer.shape
-            whole: dict[str, Any] = {"rows": (0, num_queries), "cols": (0, num_keys)}
-            last_zoom = max(map(find_coarsest_zoom, layer.shape))
-            for head in (*layer.heads, *((None,) if len(layer.heads) > 1 else ())):
-                at: dict[str, Any] = {"data_index": data_index, "layer": layer_index, "head": head}
-                for zoom in range(_find_finest_zoom(layer, detail), last_zoom + 1):
-                    for rows, cols in iterate_tiles(layer.shape, zoom):
-                        yield TileRequest(**at, rows=rows, cols=cols)
-                yield TileRequest(**at, **whole, quantity="received_weight")
-                if head is not None:
-                    yield TileRequest(**at, **whole, size=THUMBNAIL_SIZE)
-                if item.speech is not None:
-                    yield TileRequest(**at, **whole, size=ALIGNMENT_SIZE)
+@dataclass(frozen=True, eq=False)
+class _StoredMap:
+    """Cells of one head that a file contains. Uniform attention has the weight ``mean`` in each."""
+
+    key: str
+    cells: FloatArray
+    mean: float
+
+
+def _compute_maps(item: ViewerData, data_index: int, detail: int) -> Iterator[_StoredMap]:
+    """Iterate over all maps that a file contains. The browser derives the others from them."""
+    for layer_index, layer in enumerate(item.layers):
+        num_queries, num_keys = layer.shape
+        for head in layer.heads:
+            request = TileRequest(
+                layer_index, head, (0, num_queries), (0, num_keys), THUMBNAIL_SIZE, data_index=data_index
+            )
+            requests = [replace(request, size=ALIGNMENT_SIZE)] if item.speech is not None else []
+            if _find_finest_zoom(layer, detail) == 0:
+                weights = compute_cells(layer, replace(request, quantity="weights"))
+                yield _StoredMap(replace(request, quantity="weights").key, weights, float(weights.mean()))
+                requests = []
+            else:
+                requests += [
+                    replace(request, rows=rows, cols=cols, size=TILE_SIZE)
+                    for zoom in range(_find_finest_zoom(layer, detail), max(map(find_coarsest_zoom, layer.shape)) + 1)
+                    for rows, cols in iterate_tiles(layer.shape, zoom)
+                ]
+                received = compute_cells(layer, replace(request, quantity="received_weight"))
+                yield _StoredMap(replace(request, quantity="received_weight").key, received, float(received.mean()))
+            thumbnail = compute_cells(layer, request)
+            row_sum = float(thumbnail.sum(1).mean())  # usually 1
+            yield _StoredMap(request.key, thumbnail, row_sum / thumbnail.shape[1])
+            for part in requests:
+                cells = compute_cells(layer, part)
+                yield _StoredMap(part.key, cells, row_sum * (part.cols[1] - part.cols[0]) / num_keys / cells.shape[1])
+
+
+def _choose_step(maps: Sequence[_StoredMap], executor: ThreadPoolExecutor) -> float:
+    """Return the finest step with which all maps fit into TARGET_BYTES, or the coarsest one."""
+
+    def fits(step: float) -> bool:
+        return sum(executor.map(functools.partial(_estimate_size, step=step), maps)) <= TARGET_BYTES
+
+    return STEPS[min(bisect.bisect_left(STEPS, True, key=fits), len(STEPS) - 1)]
+
+
+def _estimate_size(stored: _StoredMap, step: float) -> float:
+    """Return about how many bytes a map takes, from some of its rows."""
+    stride = max(1, stored.cells.size // SAMPLE_CELLS)
+    sample = stored.cells[::stride]
+    return len(_compress(replace(stored, cells=sample), step)) * stored.cells.size / sample.size
+
+
+def _compress(stored: _StoredMap, step: float) -> bytes:
+    if step == 0:
+        return zlib.compress(pack(stored.cells))
+    # The codes of weights hardly repeat, except for zeros: searching for matches takes long and finds few.
+    compressor = zlib.compressobj(strategy=zlib.Z_RLE)
+    return compressor.compress(pack_roots(stored.cells, step * stored.mean**0.5)) + compressor.flush()
 
 
 def _find_finest_zoom(layer: ViewerLayer, detail: int) -> int:
@@ -116,20 +188,36 @@ def _select_heads(viewer_data: ViewerData, heads: HeadSelection | None) -> Viewe
     return viewer_data.with_layers(layers)
 
 
-def _check_size(requests: Sequence[TileRequest]) -> None:
-    size = sum(
-        2 * min(r.size, r.rows[1] - r.rows[0]) * min(r.size, r.cols[1] - r.cols[0])
-        for r in requests
-        if r.quantity == "pooled_map"
+def _check_size(viewer_data: Sequence[ViewerData], detail: int) -> None:
+    """Raise an error before any computation if the file would be too large."""
+    layers = [layer for item in viewer_data for layer in item.layers]
+    num_cells = sum(len(layer.heads) * _count_cells(layer, detail) for layer in layers)
+    if num_cells <= MAX_CELLS:
+        return
+    num_heads = sum(len(layer.heads) for layer in layers)
+    largest = max(_count_cells(layer, detail) for layer in layers)
+    smaller = sum(len(layer.heads) * _count_cells(layer, TILE_SIZE) for layer in layers)
+    alternative = f", or detail={TILE_SIZE}, with which all of them fit" if smaller <= MAX_CELLS else ""
+    raise InputError(
+        f"the file would contain {num_cells:,} weights of {num_heads} heads, more than {MAX_CELLS:,}. "
+        f"{MAX_CELLS // largest} of these heads fit: select some heads, as in "
+        f'heads={{"{layers[-1].name}": [0, 3]}} (jumok look: --layer and --head){alternative}'
     )
-    if size > MAX_BYTES:
-        raise InputError(
-            f"the file would contain {size / 2**20:,.0f} MiB of weights, more than {MAX_BYTES >> 20}; select "
-            'some heads, as in heads={"layer name": [0, 3]}, or a smaller detail (1024 by default)'
-        )
 
 
-def _render_page(manifest: Mapping[str, Any], index: Mapping[str, tuple[int, int]], data: bytes) -> str:
+def _count_cells(layer: ViewerLayer, detail: int) -> int:
+    """Return the number of cells of a head in a file."""
+    finest = _find_finest_zoom(layer, detail)
+    if finest == 0:
+        return layer.shape[0] * layer.shape[1]
+    return sum(
+        min(TILE_SIZE, rows[1] - rows[0]) * min(TILE_SIZE, cols[1] - cols[0])
+        for zoom in range(finest, max(map(find_coarsest_zoom, layer.shape)) + 1)
+        for rows, cols in iterate_tiles(layer.shape, zoom)
+    )
+
+
+def _render_page(manifest: Mapping[str, Any], index: Mapping[str, tuple[int, int]], weights: str) -> str:
     script, style = assets.build_script("boot_file"), assets.build_style_sheet(include_page=True)
     if "</script" in script.lower() or "</style" in style.lower():
         raise AssertionError("the viewer's own files would end their HTML element")
@@ -145,7 +233,7 @@ def _render_page(manifest: Mapping[str, Any], index: Mapping[str, tuple[int, int
 <noscript>JavaScript is required to show this map.</noscript>
 <script type="application/json" id="manifest">{_encode_json(manifest)}</script>
 <script type="application/json" id="index">{_encode_json(index)}</script>
-<script type="text/plain" id="tiles">{base64.b64encode(data).decode()}</script>
+<script type="text/plain" id="weights">{weights}</script>
 <script type="module">{script}</script>"""
     return assets.render_page(f"{manifest['title'] or 'jumok'} · jumok", head, body)
 

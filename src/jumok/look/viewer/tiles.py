@@ -11,6 +11,11 @@ The packed format is a header of 16 bytes (rows, columns and kind as uint32, the
 little-endian) and the cells, row by row. A weight is its cell times the scale. Kind 0 has float16 cells,
 scaled so that the largest is 32,768 (a relative error of at most 5e-4 over eight decades); kind 1 has
 unscaled float32 cells.
+
+Kind 2 is for saved files: square roots of weights, rounded to multiples of the scale. Its header is followed
+by a float32, the mean of the weights whose root is rounded to 0, and by one byte per cell: 0 for a weight of
+exactly 0, otherwise 1 plus the multiple. If a multiple needs two bytes, all low bytes come first, then all
+high bytes.
 """
 
 from __future__ import annotations
@@ -33,6 +38,8 @@ TILE_SIZE = 256  # cells along a side
 MAX_CELLS = 1 << 21  # of one response: 8 MiB in float32
 HEADER = struct.Struct("<IIIf")
 FLOAT16_PEAK = 32768.0  # the largest cell of a float16 response
+MAX_ROOT_CODE = 65_000  # the largest multiple of a root
+FLOAT32_TINY = float(np.finfo(np.float32).tiny)
 
 FloatArray: TypeAlias = NDArray[np.float32]
 WeightArray: TypeAlias = Tensor | NDArray[Any]
@@ -121,6 +128,23 @@ def pack(cells: FloatArray, *, exact: bool = False) -> bytes:
     return HEADER.pack(rows, cols, 0, scale) + (cells / np.float32(scale)).astype("<f2").tobytes()
 
 
+def pack_roots(cells: FloatArray, step: float) -> bytes:
+    """Pack a two-dimensional array with square roots rounded to multiples of ``step``.
+
+    ``|sqrt(packed) - sqrt(cell)|`` is at most ``step / 2``, or ``step`` for roots below ``step / 2``. Zeros stay
+    zeros. Negative weights, which only rounding errors produce, become zeros.
+    """
+    rows, cols = cells.shape
+    step = max(step, float(np.sqrt(cells.max(initial=0.0))) / MAX_ROOT_CODE, FLOAT32_TINY)
+    multiples = np.rint(np.sqrt(np.maximum(cells, 0)) * np.float32(1 / step)).astype("<u2")
+    codes = np.where(cells > 0, multiples + np.uint16(1), np.uint16(0))
+    is_small = codes == 1
+    small = float(cells[is_small].mean(dtype=np.float64)) if is_small.any() else 0.0
+    header = HEADER.pack(rows, cols, 2, step) + struct.pack("<f", small)
+    low = codes.astype(np.uint8).tobytes()
+    return header + low + ((codes >> 8).astype(np.uint8).tobytes() if codes.max(initial=0) > 255 else b"")
+
+
 def pack_base64(cells: FloatArray) -> str:
     """Pack a two-dimensional array exactly, as base64."""
     return base64.b64encode(pack(cells, exact=True)).decode()
@@ -133,6 +157,12 @@ def unpack(data: bytes) -> FloatArray:
     array([[0.25, 0.75]], dtype=float32)
     """
     rows, cols, kind, scale = HEADER.unpack_from(data)
+    if kind == 2:
+        (small,) = struct.unpack_from("<f", data, HEADER.size)
+        planes = np.frombuffer(data, np.uint8, offset=HEADER.size + 4).reshape(-1, rows, cols).astype(np.float32)
+        codes = planes[0] + (256 * planes[1] if len(planes) == 2 else np.float32(0))
+        roots = np.maximum(codes - 1, 0) * np.float32(scale)
+        return np.where(codes == 1, np.float32(small), roots * roots)
     cells = np.frombuffer(data, "<f4" if kind else "<f2", offset=HEADER.size).reshape(rows, cols)
     return cells.astype(np.float32) * np.float32(scale)
 

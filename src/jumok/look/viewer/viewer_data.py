@@ -24,7 +24,7 @@ from jumok.look.viewer.attended_image import AttendedImage
 from jumok.look.viewer.synthesized_speech import StyleTokenWeights, SynthesizedSpeech
 from jumok.look.viewer.tiles import FloatArray, TileRequest, WeightArray, pack, to_float32_array
 
-MANIFEST_FORMAT = 2
+MANIFEST_FORMAT = 3
 
 
 class WeightSource(Protocol):
@@ -304,7 +304,14 @@ def build_manifest(viewer_data: Sequence[ViewerData]) -> dict[str, Any]:
         }
         for n, item in enumerate(viewer_data)
     ]
-    return {"format": MANIFEST_FORMAT, "title": viewer_data[0].title, "texts": texts, "data": items}
+    # "rounding" is None if weights are rounded to three digits; see html_file.
+    return {
+        "format": MANIFEST_FORMAT,
+        "title": viewer_data[0].title,
+        "rounding": None,
+        "texts": texts,
+        "data": items,
+    }
 
 
 def answer_request(viewer_data: Sequence[ViewerData], request: TileRequest) -> bytes:
@@ -317,14 +324,19 @@ def answer_request(viewer_data: Sequence[ViewerData], request: TileRequest) -> b
             f"head={request.head} came; {layer.name} has {len(layer.heads)} heads: "
             f"{', '.join(map(str, layer.heads[:64]))}"
         )
+    return pack(compute_cells(layer, request), exact=request.quantity == "weights")
+
+
+def compute_cells(layer: ViewerLayer, request: TileRequest) -> FloatArray:
+    """Return the cells of a checked request."""
     heads = layer.heads if request.head is None else (request.head,)
-    cells = _compute_cells(layer, heads[0], request)
+    cells = _compute_head_cells(layer, heads[0], request)
     for head in heads[1:]:
-        cells = cells + _compute_cells(layer, head, request)
-    return pack(cells / np.float32(len(heads)) if len(heads) > 1 else cells, exact=request.quantity == "weights")
+        cells = cells + _compute_head_cells(layer, head, request)
+    return cells / np.float32(len(heads)) if len(heads) > 1 else cells
 
 
-def _compute_cells(layer: ViewerLayer, head: int, request: TileRequest) -> FloatArray:
+def _compute_head_cells(layer: ViewerLayer, head: int, request: TileRequest) -> FloatArray:
     rows, cols = slice(*request.rows), slice(*request.cols)
     if request.quantity == "pooled_map":
         return to_float32_array(layer.source.pooled_map(head, rows, cols, request.size))

@@ -98,6 +98,7 @@ export class ViewerLayout {
     this.panel = new PinPanel({ close: () => actions.unpin() });
     this.keys = createElement("dl");
     this.hint = createElement("p", { class: "jm-muted" });
+    this.note = createElement("p", { class: "jm-file-note" });
     this.help = createElement("dialog", { class: "jm-help", aria: { label: "Keyboard shortcuts" } }, [
       createElement("div", { class: "jm-bar" }, [
         createElement("h3", { text: "Keyboard shortcuts" }),
@@ -105,6 +106,7 @@ export class ViewerLayout {
       ]),
       this.keys,
       this.hint,
+      this.note,
     ]);
     this.root = createElement(
       "div",
@@ -142,7 +144,7 @@ export class ViewerLayout {
   }
 
   /** Update the controls from the state. */
-  updateControls({ title, subtitle, layers, chips, state, views, comparisons, comparison }) {
+  updateControls({ title, subtitle, layers, chips, state, views, comparisons, comparison, note }) {
     const { actions } = this;
     this.title.replaceChildren(createWord(title));
     this.subtitle.replaceChildren(
@@ -206,6 +208,7 @@ export class ViewerLayout {
       ]),
     );
     this.hint.textContent = hint;
+    this.note.textContent = note;
   }
 
   updateAppearance(theme, digits) {

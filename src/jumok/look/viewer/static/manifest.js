@@ -1,6 +1,6 @@
 // What a manifest offers to show.
 
-import { formatCount, pluralize } from "./colours.js";
+import { formatCount, formatWeight, pluralize } from "./colours.js";
 
 const VIEW_NAMES = ["document", "image", "speech", "map", "arcs", "text", "heads"];
 
@@ -43,6 +43,18 @@ export function describeLayer(view, { image, speech }, { kind, shape }) {
   if (view !== "image") return [name, `${formatCount(shape[0])} × ${formatCount(shape[1])} tokens`];
   const patches = image.grid.map(formatCount).join(" × ");
   return [name, ...(shape[0] === shape[1] ? [] : [pluralize(shape[0], "word")]), `${patches} patches`];
+}
+
+/** Describe the rounding of a saved file (see viewer/html_file.py): `rounding` is the share of the mean weight. */
+export function describeRounding(rounding, numKeys) {
+  if (!rounding) return "";
+  const describe = (times) => {
+    const step = rounding / Math.sqrt(times),
+      percent = (100 * (step + (step * step) / 4)).toPrecision(2);
+    return `${formatWeight(times / numKeys, 2)} to within ${Number(percent)} %`;
+  };
+  const examples = [1, 16, 64].filter((times) => times < numKeys).map(describe);
+  return `This file contains rounded weights. Square roots of weights are rounded, so large weights are more exact: ${examples.join(", ")}. Weights of 0 are exact. The live viewer shows exact weights.`;
 }
 
 /** Describe the length of a document. */

@@ -6,6 +6,7 @@ import { isRightToLeft, truncateText } from "./token_text.js";
 
 const MIN_WORD_SIZE = 12; // minimum size in pixels of a token with a word
 export const LABEL_ANGLE = (52 * Math.PI) / 180;
+export const AXIS_NAMES = { rows: "queries ↓", cols: "keys →" };
 
 /** Paint a map in its current state. */
 export function paintMap(map, context, dots) {
@@ -43,6 +44,7 @@ export function paintMap(map, context, dots) {
   paintGenerated(map, context, X, Y, plot);
   paintRowWords(map, context, Y, plot);
   paintColumnWords(map, context, X, plot);
+  paintAxisNames(context, appearance, plot);
   paintMinimap(map, context, plot);
 }
 
@@ -193,6 +195,16 @@ function paintColumnWords(map, context, X, plot) {
     font = appearance.fontFor(view.sx * 0.8, 650);
   if (words && cols && !isUpright) paintRotated(map, context, text, x, plot.y - 7, inks.accent, font);
   else paintTag(map, context, text, x, plot.y - 14, 170, "center", inks.accent);
+}
+
+// The names of the axes, in the corner between the words of the rows and those of the columns.
+function paintAxisNames(context, { smallFont, inks }, plot) {
+  context.font = smallFont;
+  context.fillStyle = inks.muted;
+  context.textAlign = "right";
+  context.textBaseline = "middle";
+  context.fillText(AXIS_NAMES.cols, plot.x - 8, plot.y - 21);
+  context.fillText(AXIS_NAMES.rows, plot.x - 8, plot.y - 8);
 }
 
 function paintNumber(map, context, number, x, y, align) {

@@ -1,7 +1,7 @@
 // A heat map of any size. A short input shows its words on both axes; a long one is panned and zoomed like a street
 // map, with the tiles of the current zoom, and words where they fit.
 
-import { LABEL_ANGLE, paintMap } from "./map_painter.js";
+import { AXIS_NAMES, LABEL_ANGLE, paintMap } from "./map_painter.js";
 import { formatCount } from "./colours.js";
 import { clamp, createElement, createPixels, encodePng, sizeCanvas } from "./dom.js";
 import { Ruler, truncateText } from "./token_text.js";
@@ -75,7 +75,7 @@ export class MapView {
     };
     const measureNumber = (length) => this.ruler.width(formatCount(length)) + 6;
     const rowWidth = rows ? Math.min(measureWidest(rows), Math.max(56, 0.24 * width), 190) : 0;
-    this.left = Math.max(rowWidth, measureNumber(shape[0])) + 14;
+    this.left = Math.max(rowWidth, measureNumber(shape[0]), this.ruler.width(AXIS_NAMES.rows)) + 14;
     this.wordWidth = cols ? Math.min(measureWidest(cols), Math.max(56, 0.24 * height), 150) : 0;
     this.bottom = 12;
     this.setMargins(30, 12);

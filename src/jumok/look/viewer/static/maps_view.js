@@ -85,7 +85,8 @@ export class MapsView {
 
   handleHover(map, place) {
     clearTimeout(this.exactTimer);
-    const cell = place && describeCell(place, map.content);
+    const { rounding } = map.content, // null, or that of a saved file: its numbers have two digits
+      cell = place && describeCell(place, map.content);
     if (!cell) return this.events.tooltip(null);
     const weight = createElement("div", { class: "jm-weight", text: cell.weight });
     const lines = [
@@ -99,7 +100,7 @@ export class MapsView {
     ];
     const { left, top } = map.el.getBoundingClientRect();
     this.events.tooltip(lines, left + place.point.x, top + place.point.y);
-    if (!cell.single || map.content.baseline !== null) return undefined;
+    if (!cell.single || map.content.baseline !== null || rounding) return undefined;
     // Tiles are rounded to three digits: fetch the exact weight once the pointer rests.
     const { row, col } = place,
       request = buildRequest(map.content, "weights", [row, row + 1], [col, col + 1]);
@@ -153,11 +154,11 @@ export class MapsView {
 }
 
 // The query, the key and the weight of a hovered cell; null while it is loading.
-function describeCell({ row, col, cell }, { rows, cols }) {
+function describeCell({ row, col, cell }, { rows, cols, rounding }) {
   if (!cell) return null;
   const name = (texts, n) => (texts ? truncateText(texts[n], 40) : formatCount(n));
   if (cell.single)
-    return { from: name(rows, row), to: name(cols, col), weight: formatWeight(cell.weight, 4), single: true };
+    return { from: name(rows, row), to: name(cols, col), weight: formatWeight(cell.weight, rounding ? 2 : 4), single: true };
   const range = ([first, last]) =>
     last - first === 1 ? formatCount(first) : `${formatCount(first)} to ${formatCount(last - 1)}`;
   return {

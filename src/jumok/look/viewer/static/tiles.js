@@ -68,14 +68,29 @@ const HALF_TO_FLOAT = Float32Array.from({ length: 65536 }, (_, bits) => {
   return bits & 32768 ? -size : size;
 });
 
+// Square roots as multiples of a step, in one or two planes of bytes.
+function decodeRoots(buffer, length, step) {
+  const small = new DataView(buffer).getFloat32(16, true),
+    low = new Uint8Array(buffer, 20, length),
+    high = buffer.byteLength >= 20 + 2 * length ? new Uint8Array(buffer, 20 + length, length) : null,
+    values = new Float32Array(length),
+    table = Float32Array.from({ length: high ? 65536 : 256 }, (_, code) => ((code - 1) * step) ** 2);
+  table[0] = 0;
+  table[1] = small;
+  for (let n = 0; n < length; n += 1) values[n] = table[high ? low[n] | (high[n] << 8) : low[n]];
+  return values;
+}
+
 /** Decode the packed format to { rows, cols, values, most }. */
 export function decode(buffer) {
   const header = new DataView(buffer, 0, 16);
   const rows = header.getUint32(0, true),
     cols = header.getUint32(4, true),
     scale = header.getFloat32(12, true);
+  const kind = header.getUint32(8, true);
   let values;
-  if (header.getUint32(8, true) === 1) values = new Float32Array(buffer, 16, rows * cols);
+  if (kind === 1) values = new Float32Array(buffer, 16, rows * cols);
+  else if (kind === 2) values = decodeRoots(buffer, rows * cols, scale);
   else {
     const codes = new Uint16Array(buffer, 16, rows * cols);
     values = new Float32Array(codes.length);

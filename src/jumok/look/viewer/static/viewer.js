@@ -1,7 +1,15 @@
 // The viewer: one ES module for notebooks, pages and saved files. `render({ model, el })` follows anywidget;
 // `model.get("manifest")` describes the data, and the host provides tiles (see tiles.js).
 
-import { describeDocument, chooseInitialView, canShow, describeLayer, listViews, replaceData } from "./manifest.js";
+import {
+  describeDocument,
+  describeRounding,
+  chooseInitialView,
+  canShow,
+  describeLayer,
+  listViews,
+  replaceData,
+} from "./manifest.js";
 import { Appearance } from "./appearance.js";
 import { ArcView } from "./arcs_view.js";
 import { clamp, download } from "./dom.js";
@@ -115,6 +123,7 @@ class Viewer {
       state: this.state,
       shape: info.shape,
       finestZoom: info.finest_zoom,
+      rounding: this.manifest.rounding,
       rows: texts(info.row_labels),
       cols: texts(info.col_labels),
       generated: { rows: info.first_generated[0] ?? Infinity, cols: info.first_generated[1] ?? Infinity },
@@ -274,6 +283,7 @@ class Viewer {
       views: this.availableViews(),
       comparisons: this.comparisons().map((value) => [value, manifest.data[value]?.label ?? COMPARISONS[value]]),
       comparison: state.view === "map" ? state.comparison : this.dataIndex,
+      note: isDocument ? "" : describeRounding(manifest.rounding, layer.shape[1]),
     });
   }
 

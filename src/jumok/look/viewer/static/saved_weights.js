@@ -1,0 +1,116 @@
+// The weights of a saved file: blocks of text that are decoded when they are needed (see viewer/html_file.py).
+
+import { decode, keyOf } from "./tiles.js";
+
+const MAX_CACHED_CELLS = 1 << 23; // of decoded maps: 32 MiB
+
+/** Decode text of seven bits in each character to bytes (see viewer/ascii_coding.py). */
+export function decodeText(text, start, length) {
+  const bytes = new Uint8Array(length + 6);
+  for (let n = 0, at = start; n < length; n += 7, at += 8) {
+    let previous = text.charCodeAt(at);
+    for (let k = 0; k < 7 && n + k < length; k += 1) {
+      const next = text.charCodeAt(at + k + 1) & 127;
+      bytes[n + k] = (previous << (k + 1)) | (next >> (6 - k));
+      previous = next;
+    }
+  }
+  return bytes.subarray(0, length);
+}
+
+/** Sum the columns of each cell and average its rows, as ArrayWeightSource.pooled_map does in Python. */
+export function pool({ values, cols: width }, [top, bottom], [left, right], size) {
+  const rows = Math.min(bottom - top, size),
+    cols = Math.min(right - left, size),
+    pooled = new Float32Array(rows * cols);
+  const edges = (length, count) =>
+    Int32Array.from({ length: count + 1 }, (_, n) => Math.floor((n * length) / count));
+  const rowEdges = edges(bottom - top, rows),
+    colEdges = edges(right - left, cols);
+  for (let i = 0; i < rows; i += 1) {
+    const scale = 1 / (rowEdges[i + 1] - rowEdges[i]);
+    for (let row = rowEdges[i]; row < rowEdges[i + 1]; row += 1) {
+      const from = (top + row) * width + left;
+      for (let j = 0; j < cols; j += 1) {
+        let sum = 0;
+        for (let col = colEdges[j]; col < colEdges[j + 1]; col += 1) sum += values[from + col];
+        pooled[i * cols + j] += sum * scale;
+      }
+    }
+  }
+  return { rows, cols, values: pooled };
+}
+
+export class SavedWeights {
+  constructor(manifest, index, text) {
+    Object.assign(this, { manifest, index, text });
+    this.cache = new Map(); // key → promise of a decoded map, in the order of last use
+  }
+
+  /** Answer a request, as a server does, with unrounded numbers. */
+  async answer(request) {
+    const { heads } = this.layer(request),
+      averaged = request.head === null ? heads : [request.head];
+    const parts = await Promise.all(averaged.map((head) => this.compute({ ...request, head })));
+    const { rows, cols } = parts[0],
+      answer = new ArrayBuffer(16 + 4 * rows * cols),
+      header = new DataView(answer),
+      values = new Float32Array(answer, 16);
+    [rows, cols, 1].forEach((value, n) => header.setUint32(4 * n, value, true));
+    header.setFloat32(12, 1, true);
+    for (const part of parts) for (let n = 0; n < values.length; n += 1) values[n] += part.values[n];
+    for (let n = 0; n < values.length; n += 1) values[n] /= parts.length;
+    return answer;
+  }
+
+  layer({ data, layer }) {
+    return this.manifest.data[data].layers[layer];
+  }
+
+  async compute(request) {
+    if (keyOf(request) in this.index) return this.read(keyOf(request));
+    const { shape, finest_zoom: finestZoom } = this.layer(request),
+      [numRows, numCols] = shape;
+    if (finestZoom > 0) {
+      if (request.quantity === "weights")
+        throw new Error("This file contains pooled maps only. Single weights are available in the live viewer.");
+      throw new Error(`This file does not contain ${keyOf(request)}.`);
+    }
+    const all = { rows: [0, numRows], cols: [0, numCols], size: 64 },
+      whole = await this.read(keyOf({ ...request, ...all, quantity: "weights" }));
+    if (request.quantity === "weights") return pool(whole, request.rows, request.cols, Infinity);
+    if (request.quantity === "pooled_map") return pool(whole, request.rows, request.cols, request.size);
+    const { rows, cols, values } = pool(whole, [0, numRows], request.cols, Infinity),
+      received = new Float32Array(cols);
+    for (let n = 0; n < values.length; n += 1) received[n % cols] += values[n] / rows;
+    return { rows: 1, cols, values: received };
+  }
+
+  /** Return a promise of a decoded map. */
+  read(key) {
+    const cached = this.cache.get(key),
+      map = cached ?? this.unpack(key);
+    this.cache.delete(key);
+    this.cache.set(key, map);
+    if (!cached)
+      map.then(({ values }) => {
+        map.numCells = values.length;
+        this.evict();
+      });
+    return map;
+  }
+
+  async unpack(key) {
+    const [start, length] = this.index[key],
+      stream = new Blob([decodeText(this.text, start, length)]).stream();
+    return decode(await new Response(stream.pipeThrough(new DecompressionStream("deflate"))).arrayBuffer());
+  }
+
+  evict() {
+    let numCells = 0;
+    for (const [key, map] of [...this.cache].reverse()) {
+      numCells += map.numCells ?? 0;
+      if (numCells > MAX_CACHED_CELLS) this.cache.delete(key);
+    }
+  }
+}
