@@ -203,8 +203,8 @@ function paintAxisNames(context, { smallFont, inks }, plot) {
   context.fillStyle = inks.muted;
   context.textAlign = "right";
   context.textBaseline = "middle";
-  context.fillText(AXIS_NAMES.cols, plot.x - 8, plot.y - 21);
-  context.fillText(AXIS_NAMES.rows, plot.x - 8, plot.y - 8);
+  context.fillText(AXIS_NAMES.cols, plot.x - 8, plot.y - 24);
+  context.fillText(AXIS_NAMES.rows, plot.x - 8, plot.y - 12);
 }
 
 function paintNumber(map, context, number, x, y, align) {
