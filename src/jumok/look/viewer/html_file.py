@@ -37,6 +37,7 @@ from jumok.look.viewer.tiles import (
     pack_roots,
 )
 from jumok.look.viewer.viewer_data import (
+    ArrayWeightSource,
     ViewerData,
     ViewerLayer,
     as_viewer_data_tuple,
@@ -119,6 +120,8 @@ def _compute_maps(item: ViewerData, data_index: int, detail: int) -> Iterator[_S
             if _find_finest_zoom(layer, detail) == 0:
                 weights = compute_cells(layer, replace(request, quantity="weights"))
                 yield _StoredMap(replace(request, quantity="weights").key, weights, float(weights.mean()))
+                whole = slice(0, num_queries), slice(0, num_keys)
+                thumbnail = ArrayWeightSource(weights).pooled_map(0, *whole, THUMBNAIL_SIZE)
                 requests = []
             else:
                 requests += [
@@ -128,7 +131,7 @@ def _compute_maps(item: ViewerData, data_index: int, detail: int) -> Iterator[_S
                 ]
                 received = compute_cells(layer, replace(request, quantity="received_weight"))
                 yield _StoredMap(replace(request, quantity="received_weight").key, received, float(received.mean()))
-            thumbnail = compute_cells(layer, request)
+                thumbnail = compute_cells(layer, request)
             row_sum = float(thumbnail.sum(1).mean())  # usually 1
             yield _StoredMap(request.key, thumbnail, row_sum / thumbnail.shape[1])
             for part in requests:
