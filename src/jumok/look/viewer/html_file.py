@@ -129,8 +129,9 @@ def _compute_maps(item: ViewerData, data_index: int, detail: int) -> Iterator[_S
                     for zoom in range(_find_finest_zoom(layer, detail), max(map(find_coarsest_zoom, layer.shape)) + 1)
                     for rows, cols in iterate_tiles(layer.shape, zoom)
                 ]
-                received = compute_cells(layer, replace(request, quantity="received_weight"))
-                yield _StoredMap(replace(request, quantity="received_weight").key, received, float(received.mean()))
+                total = replace(request, quantity="received_weight", size=TILE_SIZE)
+                received = compute_cells(layer, total)
+                yield _StoredMap(total.key, received, float(received.mean()))
                 thumbnail = compute_cells(layer, request)
             row_sum = float(thumbnail.sum(1).mean())  # usually 1
             yield _StoredMap(request.key, thumbnail, row_sum / thumbnail.shape[1])
