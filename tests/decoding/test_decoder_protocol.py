@@ -123,7 +123,7 @@ def compute_log_probs(model: Any, row: int, prefix: Sequence[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_the_steps_have_the_loss_of_training(model: Any, mode: Callable[[], Any]) -> None:
+def test_steps_have_the_training_loss(model: Any, mode: Callable[[], Any]) -> None:
     batch: Any = (
         CaptionBatch.from_sequences(FEATURES, GRID, TARGETS)
         if is_captioner(model)
@@ -186,7 +186,7 @@ def test_all_sources_in_their_order_need_no_copy(model: Any) -> None:
 
 
 @torch.inference_mode()
-def test_there_may_be_no_rows_left(model: Any) -> None:
+def test_reorder_to_zero_rows(model: Any) -> None:
     nothing = torch.tensor([], dtype=torch.long)
     state = model.start(build_source(model)).reorder(torch.arange(4).repeat_interleave(3), range(4))
     for empty in (state.reorder(nothing, []), state.reorder(nothing)):
@@ -194,7 +194,7 @@ def test_there_may_be_no_rows_left(model: Any) -> None:
 
 
 @torch.inference_mode()
-def test_rows_of_other_sources_are_refused(model: Any) -> None:
+def test_rows_of_other_sources_raise(model: Any) -> None:
     state = model.start(build_source(model)).reorder(torch.arange(4).repeat_interleave(2), range(4))
     with pytest.raises(ValueError, match="3 rows and there are 2 sources"):
         state.reorder(torch.tensor([0, 1, 2]), [0, 1])

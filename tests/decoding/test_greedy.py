@@ -24,70 +24,72 @@ def only(**logits: float) -> list[float]:
     return values
 
 
-def test_by_hand(told) -> None:
-    # Sentence 7 says A B; sentence 8 says nothing.
+def test_by_hand(table_model) -> None:
+    # Sentence 7 is translated to A B, sentence 8 to nothing.
     plan = {
         (7, ()): only(A=0.0, B=-1.0),
         (7, (A,)): only(B=0.0, A=-2.0),
         (7, (A, B)): only(EOS=0.0, A=0.0),  # a tie: EOS has the lower id
         (8, ()): only(EOS=2.0, A=0.0),
     }
-    found = greedy_search(told(lambda n, said: plan.get((n, said), only(A=0.0))), Tokens.pad([[7, EOS], [8, 9, EOS]]))
-    assert [h.ids for h in found] == [(A, B), ()]
-    assert all(h.finished and h.score == h.logprob for h in found)
-    by_hand = -math.log1p(math.exp(-1)) - math.log1p(math.exp(-2)) - math.log(2)
-    assert found[0].logprob == pytest.approx(by_hand, abs=1e-6)
-    assert found[1].logprob == pytest.approx(-math.log1p(math.exp(-2)), abs=1e-6)
+    results = greedy_search(
+        table_model(lambda n, prefix: plan.get((n, prefix), only(A=0.0))), Tokens.pad([[7, EOS], [8, 9, EOS]])
+    )
+    assert [h.ids for h in results] == [(A, B), ()]
+    assert all(h.finished and h.score == h.logprob for h in results)
+    expected = -math.log1p(math.exp(-1)) - math.log1p(math.exp(-2)) - math.log(2)
+    assert results[0].logprob == pytest.approx(expected, abs=1e-6)
+    assert results[1].logprob == pytest.approx(-math.log1p(math.exp(-2)), abs=1e-6)
 
 
-def test_pad_and_bos_are_never_said_and_unk_only_if_asked(told) -> None:
-    def scores(_: int, said: tuple[int, ...]) -> list[float]:
-        return only(PAD=9.0, BOS=8.0, UNK=7.0, A=6.0, B=5.0) if len(said) < 2 else only(EOS=0.0)
+def test_pad_and_bos_are_never_generated_and_unk_only_on_request(table_model) -> None:
+    def scores(_: int, prefix: tuple[int, ...]) -> list[float]:
+        return only(PAD=9.0, BOS=8.0, UNK=7.0, A=6.0, B=5.0) if len(prefix) < 2 else only(EOS=0.0)
 
     source = Tokens.pad([[7, EOS]])
-    assert greedy_search(told(scores), source)[0].ids == (A, A)
-    assert greedy_search(told(scores), source, allow_unk=True)[0].ids == (UNK, UNK)
-    # What is barred keeps its share: the log-probability is the model's own.
+    assert greedy_search(table_model(scores), source)[0].ids == (A, A)
+    assert greedy_search(table_model(scores), source, allow_unk=True)[0].ids == (UNK, UNK)
+    # Excluded words keep their probability: the log-probability is that of the model.
     total = math.log(sum(map(math.exp, [9.0, 8.0, 7.0, 6.0, 5.0])))
-    assert greedy_search(told(scores), source)[0].logprob == pytest.approx(2 * (6 - total), abs=1e-5)
+    assert greedy_search(table_model(scores), source)[0].logprob == pytest.approx(2 * (6 - total), abs=1e-5)
     for generator in (torch.Generator().manual_seed(n) for n in range(20)):
-        assert set(sample(told(scores), source, generator=generator, temperature=9.0)[0].ids) <= {A, B, EOS}
+        assert set(sample(table_model(scores), source, generator=generator, temperature=9.0)[0].ids) <= {A, B, EOS}
 
 
-@pytest.mark.parametrize("every", [1, 3, 8])
-def test_the_length_limit(told, look_every, every: int) -> None:
-    look_every(every)
-    asked = []
+@pytest.mark.parametrize("interval", [1, 3, 8])
+def test_the_length_limit(table_model, sync_every, interval: int) -> None:
+    sync_every(interval)
+    calls = []
 
     def at_most(length: int) -> int:
-        asked.append(length)
+        calls.append(length)
         return 3 * length - 4
 
-    def scores(n: int, said: tuple[int, ...]) -> list[float]:
-        return only(EOS=0.0) if len(said) == n else only(A=0.0)  # sentence n wants n words
+    def scores(n: int, prefix: tuple[int, ...]) -> list[float]:
+        return only(EOS=0.0) if len(prefix) == n else only(A=0.0)  # sentence n ends after n words
 
     source = Tokens.pad([[5, 1, EOS], [6, 1, EOS], [7, EOS], [2, EOS], [9, 1, 1, EOS]])
-    found = greedy_search(told(scores), source, max_length=at_most)
-    assert asked == [3, 3, 2, 2, 4]
-    assert [(len(h.ids), h.finished) for h in found] == [
+    results = greedy_search(table_model(scores), source, max_length=at_most)
+    assert calls == [3, 3, 2, 2, 4]
+    assert [(len(h.ids), h.finished) for h in results] == [
         (5, True),
         (5, False),
         (2, False),
         (2, True),
         (8, False),
     ]
-    assert found == [h for [h] in beam_search(told(scores), source, beam_size=1, max_length=at_most)]
-    assert [len(h.ids) for h in greedy_search(told(scores), source, max_length=1)] == [1] * 5
-    # An unfinished one's log-probability is that of its words, and no more.
-    assert found[1].logprob == pytest.approx(5 * -math.log1p(5 * math.exp(LOW)), abs=1e-6)
+    assert results == [h for [h] in beam_search(table_model(scores), source, beam_size=1, max_length=at_most)]
+    assert [len(h.ids) for h in greedy_search(table_model(scores), source, max_length=1)] == [1] * 5
+    # The log-probability of an unfinished hypothesis is that of its words.
+    assert results[1].logprob == pytest.approx(5 * -math.log1p(5 * math.exp(LOW)), abs=1e-6)
 
 
-def test_the_usual_limit() -> None:
+def test_default_max_length() -> None:
     assert default_max_length(11) == 42
 
 
-def test_an_empty_source_has_an_empty_translation(told) -> None:
-    model = told(lambda n, said: only(A=0.0) if not said else only(EOS=0.0))
+def test_an_empty_source_has_an_empty_translation(table_model) -> None:
+    model = table_model(lambda n, prefix: only(A=0.0) if not prefix else only(EOS=0.0))
     empty = Hypothesis((), 0.0, 0.0, True)
     source = Tokens.pad([[EOS], [7, EOS], [], [8], [EOS]])
     assert [h.ids for h in greedy_search(model, source)] == [
@@ -108,24 +110,24 @@ def test_an_empty_source_has_an_empty_translation(told) -> None:
     assert model.rows == []  # nobody asked the model
 
 
-@pytest.mark.parametrize("every", [1, 2, 8])
-def test_a_batch_gives_what_each_sentence_gives_alone(told, random_scores, look_every, sentences, every: int) -> None:
+@pytest.mark.parametrize("interval", [1, 2, 8])
+def test_batches_equal_single_sentences(table_model, random_scores, sync_every, sentences, interval: int) -> None:
     scores = random_scores(11, seed=1)
-    alone = [greedy_search(told(scores), sentences(n), max_length=13)[0] for n in range(20, 37)]
+    alone = [greedy_search(table_model(scores), sentences(n), max_length=13)[0] for n in range(20, 37)]
     assert len({len(h.ids) for h in alone}) > 4
     assert {h.finished for h in alone} == {True, False}
-    look_every(every)
-    assert greedy_search(told(scores), sentences(*range(20, 37)), max_length=13) == alone
+    sync_every(interval)
+    assert greedy_search(table_model(scores), sentences(*range(20, 37)), max_length=13) == alone
 
 
-def test_finished_sentences_cost_nothing(told, look_every) -> None:
-    def scores(n: int, said: tuple[int, ...]) -> list[float]:
-        return only(EOS=0.0) if len(said) >= n - 10 else only(A=0.0)
+def test_finished_sentences_leave_the_batch(table_model, sync_every) -> None:
+    def scores(n: int, prefix: tuple[int, ...]) -> list[float]:
+        return only(EOS=0.0) if len(prefix) >= n - 10 else only(A=0.0)
 
-    model = told(scores)
+    model = table_model(scores)
     greedy_search(model, Tokens.pad([[10, EOS], [11, EOS], [12, EOS], [16, EOS]]))
     assert model.rows == [4, 3, 2, 1, 1, 1, 1]
-    look_every(3)
+    sync_every(3)
     model.rows.clear()
     greedy_search(model, Tokens.pad([[10, EOS], [11, EOS], [12, EOS], [16, EOS]]))
     assert model.rows == [4, 4, 4, 1, 1, 1, 1, 1, 1]
@@ -134,24 +136,24 @@ def test_finished_sentences_cost_nothing(told, look_every) -> None:
     assert model.rows == [1] * 5  # no step behind the limit
 
 
-def test_few_of_many_are_not_worth_a_copy(told) -> None:
-    model = told(lambda n, said: only(EOS=0.0) if len(said) >= n - 10 else only(A=0.0))
+def test_few_finished_rows_are_not_removed(table_model) -> None:
+    model = table_model(lambda n, prefix: only(EOS=0.0) if len(prefix) >= n - 10 else only(A=0.0))
     greedy_search(model, Tokens.pad([[10, EOS]] + [[12, EOS]] * 16))
     assert model.rows == [17] * 3
 
 
 @pytest.mark.parametrize("search", [greedy_search, sample, beam_search])
-@pytest.mark.parametrize("every", [1, 8])
-def test_scores_that_are_no_numbers(told, look_every, search, every: int) -> None:
-    look_every(every)
-    nan = told(lambda n, said: [math.nan] * 6 if len(said) == 2 else only(A=0.0))
+@pytest.mark.parametrize("interval", [1, 8])
+def test_nan_scores_raise(table_model, sync_every, search, interval: int) -> None:
+    sync_every(interval)
+    nan = table_model(lambda n, prefix: [math.nan] * 6 if len(prefix) == 2 else only(A=0.0))
     with pytest.raises(InputError, match=r"at step 3 .* diverged"):
         search(nan, Tokens.pad([[7, EOS]]))
-    barred = told(lambda n, said: [0.0, 0.0, 0.0, -math.inf, -math.inf, -math.inf])
+    barred = table_model(lambda n, prefix: [0.0, 0.0, 0.0, -math.inf, -math.inf, -math.inf])
     with pytest.raises(InputError, match="at step 1 "):
         search(barred, Tokens.pad([[7, EOS]]))
     # After the end of a sentence nobody cares.
-    late = told(lambda n, said: only(EOS=0.0) if len(said) == 0 else [math.nan] * 6)
+    late = table_model(lambda n, prefix: only(EOS=0.0) if len(prefix) == 0 else [math.nan] * 6)
     if search is not beam_search:  # its other hypotheses go on
         assert search(late, Tokens.pad([[7, EOS]]))[0].ids == ()
     else:
@@ -159,21 +161,21 @@ def test_scores_that_are_no_numbers(told, look_every, search, every: int) -> Non
 
 
 @pytest.mark.parametrize("search", [greedy_search, sample, beam_search])
-def test_bad_input(told, search) -> None:
-    model, source = told(lambda n, said: only(A=0.0)), Tokens.pad([[7, EOS]])
+def test_invalid_arguments_raise(table_model, search) -> None:
+    model, source = table_model(lambda n, prefix: only(A=0.0)), Tokens.pad([[7, EOS]])
     with pytest.raises(InputError, match=r"packed sentences came.*Tokens\.pad"):
         search(model, Tokens.pack([[7, EOS]]))
     for longest in (0, -3, 2.5, True, lambda n: 0, lambda n: n / 2):
         with pytest.raises(InputError, match=r"max_length: .* came"):
             search(model, source, max_length=longest)
     with pytest.raises(InputError, match="at least 4 words"):
-        search(told(lambda n, said: [0.0, 0.0, 0.0]), source)
+        search(table_model(lambda n, prefix: [0.0, 0.0, 0.0]), source)
 
 
-def test_low_precision_scores_are_normalised_in_float32(told) -> None:
+def test_low_precision_scores_are_normalised_in_float32(table_model) -> None:
     class Half:
         def start(self, source: Tokens):
-            return told(None).start(source)
+            return table_model(None).start(source)
 
         def step(self, state, ids):
             return torch.zeros(len(ids), 5003, dtype=torch.bfloat16), state

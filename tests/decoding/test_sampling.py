@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 
 from jumok.batches.tokens import EOS, Tokens
 from jumok.decoding import greedy_search, sample
-from jumok.decoding import sampling as module
 from jumok.decoding.sampling import sample_tokens
 from jumok.errors import InputError
 
@@ -35,13 +33,8 @@ def agree(counts: torch.Tensor, shares: torch.Tensor) -> bool:
     return bool(((counts - expected) ** 2 / expected).sum() < RARELY[len(counts) - 2])
 
 
-def test_the_examples_in_the_docstrings() -> None:
-    done = doctest.testmod(module, extraglobs={"torch": torch})
-    assert (done.failed, done.attempted) == (0, 3)
-
-
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_words_come_as_often_as_they_should(temperature: float) -> None:
+def test_sampling_frequencies(temperature: float) -> None:
     counts = drawn(temperature)
     assert agree(counts, SHARES ** (1 / temperature))
     if temperature != 1.0:  # the test can fail
@@ -66,27 +59,27 @@ def test_words_come_as_often_as_they_should(temperature: float) -> None:
         (2, 0.99, [1, 3]),
     ],
 )
-def test_the_cuts_by_hand(top_k: int | None, top_p: float | None, left: list[int]) -> None:
+def test_top_k_and_top_p_by_hand(top_k: int | None, top_p: float | None, left: list[int]) -> None:
     counts = drawn(1.0, top_k, top_p)
     assert counts.nonzero().flatten().tolist() == left
     if len(left) > 1:
         assert agree(counts[left], SHARES[left])
 
 
-def test_temperature_comes_before_the_cut() -> None:
+def test_temperature_is_applied_before_top_p() -> None:
     # At 0.5, shares 0.4² and 0.3² of 0.2818 in all: 57 % and 32 %.
     assert drawn(0.5, None, 0.56).nonzero().flatten().tolist() == [1]
     assert drawn(0.5, None, 0.58).nonzero().flatten().tolist() == [1, 3]
 
 
-def test_of_equals_the_lowest_ids_stay() -> None:
+def test_ties_keep_the_lowest_ids() -> None:
     logp = torch.full((1000, 7), 1 / 7).log()
     luck = torch.rand(1000, dtype=torch.float64)
     assert sample_tokens(logp, luck, 1.0, 3, None).unique().tolist() == [0, 1, 2]
     assert sample_tokens(logp, luck, 1.0, None, 0.5).unique().tolist() == [0, 1, 2, 3]
 
 
-def test_the_ends_of_the_line() -> None:
+def test_extreme_values() -> None:
     logp = torch.tensor([[0.0, 0.25, 0.75, 0.0]]).log().expand(4, -1)
     luck = torch.tensor([0.0, 0.2499, 0.2501, math.nextafter(1.0, 0)], dtype=torch.float64)
     assert sample_tokens(logp, luck, 1.0, None, None).tolist() == [1, 1, 2, 2]
@@ -100,39 +93,41 @@ def test_the_ends_of_the_line() -> None:
     ]  # all but even, and nothing impossible
 
 
-def test_a_seeded_generator_decides_and_dropped_rows_do_not(told, random_scores, sentences, look_every) -> None:
+def test_results_depend_on_the_generator_not_on_removed_rows(table_model, random_scores, sentences, sync_every) -> None:
     scores, source = random_scores(11, seed=2), sentences(*range(20, 43))
 
     def run(seed: int) -> list:
-        return sample(told(scores), source, max_length=9, generator=torch.Generator().manual_seed(seed))
+        return sample(table_model(scores), source, max_length=9, generator=torch.Generator().manual_seed(seed))
 
-    found = run(5)
-    assert len({len(h.ids) for h in found}) > 5
-    assert run(5) == found != run(6)
-    for every in (2, 8):
-        look_every(every)
-        assert run(5) == found
+    results = run(5)
+    assert len({len(h.ids) for h in results}) > 5
+    assert run(5) == results != run(6)
+    for interval in (2, 8):
+        sync_every(interval)
+        assert run(5) == results
     torch.manual_seed(3)
-    first = sample(told(scores), source, max_length=9)
+    first = sample(table_model(scores), source, max_length=9)
     torch.manual_seed(3)
-    assert sample(told(scores), source, max_length=9) == first
+    assert sample(table_model(scores), source, max_length=9) == first
 
 
-def test_the_logprob_is_the_models_own(told, random_scores, sentences) -> None:
-    model = told(random_scores(11, seed=3))
-    found = sample(model, sentences(30, 31, 32), temperature=2.0, top_k=5, top_p=0.9, max_length=40)
-    for n, h in zip((30, 31, 32), found, strict=True):
+def test_logprob_is_that_of_the_model(table_model, random_scores, sentences) -> None:
+    model = table_model(random_scores(11, seed=3))
+    results = sample(model, sentences(30, 31, 32), temperature=2.0, top_k=5, top_p=0.9, max_length=40)
+    for n, h in zip((30, 31, 32), results, strict=True):
         assert h.finished
         assert h.logprob == h.score == pytest.approx(model.logprob(n, (*h.ids, EOS)), abs=1e-5)
 
 
-def test_one_word_to_choose_from_is_greedy(told, random_scores, sentences) -> None:
+def test_top_k_1_is_greedy(table_model, random_scores, sentences) -> None:
     scores, source = random_scores(11, seed=4, steps=1.0), sentences(*range(20, 37))
-    assert sample(told(scores), source, top_k=1, max_length=9) == greedy_search(told(scores), source, max_length=9)
+    assert sample(table_model(scores), source, top_k=1, max_length=9) == greedy_search(
+        table_model(scores), source, max_length=9
+    )
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("arguments", "message"),
     [
         ({"temperature": 0}, "temperature: 0 came.*greedy"),
         ({"temperature": -1.0}, "temperature"),
@@ -145,6 +140,6 @@ def test_one_word_to_choose_from_is_greedy(told, random_scores, sentences) -> No
         ({"top_p": math.nan}, "top_p"),
     ],
 )
-def test_bad_input(told, random_scores, wrong: dict, message: str) -> None:
+def test_invalid_arguments_raise(table_model, random_scores, arguments: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        sample(told(random_scores(7, seed=0)), Tokens.pad([[7, EOS]]), **wrong)
+        sample(table_model(random_scores(7, seed=0)), Tokens.pad([[7, EOS]]), **arguments)

@@ -18,18 +18,18 @@ class Listener:
 
     def __init__(self, hears: Sequence[int] = (), gives_up: dict[int, int] | None = None) -> None:
         self.wanted, self.left = set(hears), dict(gives_up or {})
-        self.told: dict[int, list[list[int]]] = {n: [] for n in hears}
-        self.asked: dict[int, int] = {}
+        self.table_model: dict[int, list[list[int]]] = {n: [] for n in hears}
+        self.calls: dict[int, int] = {}
 
     def is_cancelled(self, sentence: int) -> bool:
-        self.asked[sentence] = self.asked.get(sentence, 0) + 1
-        return self.asked[sentence] > self.left.get(sentence, 10**9)
+        self.calls[sentence] = self.calls.get(sentence, 0) + 1
+        return self.calls[sentence] > self.left.get(sentence, 10**9)
 
     def is_streaming(self, sentence: int) -> bool:
         return sentence in self.wanted
 
     def on_tokens(self, sentence: int, ids: Sequence[int]) -> None:
-        self.told[sentence].append(list(ids))
+        self.table_model[sentence].append(list(ids))
 
 
 def wordy(random_scores, words: int = 11):
@@ -37,19 +37,19 @@ def wordy(random_scores, words: int = 11):
     inner = random_scores(words, seed=3)
 
     def scores(sentence, prefix):
-        found = inner(sentence, prefix)
-        found[EOS] = 9.0 if len(prefix) >= LONG - sentence % 3 else -9.0
-        return found
+        results = inner(sentence, prefix)
+        results[EOS] = 9.0 if len(prefix) >= LONG - sentence % 3 else -9.0
+        return results
 
     return scores
 
 
-@pytest.mark.parametrize("every", [1, 8])
+@pytest.mark.parametrize("interval", [1, 8])
 @pytest.mark.parametrize("size", [1, 3])
-def test_what_is_heard_grows_into_what_is_said(
-    told, random_scores, look_every, sentences, every: int, size: int
+def test_streamed_words_are_prefixes_of_the_result(
+    table_model, random_scores, sync_every, sentences, interval: int, size: int
 ) -> None:
-    look_every(every)
+    sync_every(interval)
     source = sentences(20, 21, 22)
 
     def search(model):
@@ -57,52 +57,50 @@ def test_what_is_heard_grows_into_what_is_said(
             return greedy_search(model, source)
         return [one for [one] in beam_search(model, source, beam_size=size)]
 
-    plain = search(told(wordy(random_scores)))
+    plain = search(table_model(wordy(random_scores)))
     listener = Listener(hears=[101, 102])
-    assert search(StreamingDecoder(told(wordy(random_scores)), listener, [100, 101, 102])) == plain
+    assert search(StreamingDecoder(table_model(wordy(random_scores)), listener, [100, 101, 102])) == plain
     for n, sentence in ((1, 101), (2, 102)):
-        so_far = listener.told[sentence]
+        so_far = listener.table_model[sentence]
         assert [len(ids) for ids in so_far[: len(plain[n].ids)]] == list(range(1, len(plain[n].ids) + 1))
         if size == 1:
             assert so_far == [list(plain[n].ids[:end]) for end in range(1, len(plain[n].ids) + 1)]
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_a_sentence_that_is_given_up_ends_and_the_others_do_not_notice(
-    told, random_scores, sentences, size: int
-) -> None:
-    source, model = sentences(20, 21, 22), told(wordy(random_scores))
+def test_a_cancelled_sentence_does_not_change_others(table_model, random_scores, sentences, size: int) -> None:
+    source, model = sentences(20, 21, 22), table_model(wordy(random_scores))
 
     def search(model):
         return (
             [[one] for one in greedy_search(model, source)] if size == 1 else beam_search(model, source, beam_size=size)
         )
 
-    plain = search(told(wordy(random_scores)))
+    plain = search(table_model(wordy(random_scores)))
     listener = Listener(gives_up={1: 2})
-    found = search(StreamingDecoder(model, listener, [0, 1, 2]))
-    assert found[0] == plain[0]
-    assert found[2] == plain[2]
-    assert len(found[1][0].ids) == 2
+    results = search(StreamingDecoder(model, listener, [0, 1, 2]))
+    assert results[0] == plain[0]
+    assert results[2] == plain[2]
+    assert len(results[1][0].ids) == 2
     assert model.rows[:4] == [3, 3 * size, 3 * size, 2 * size]  # the third step was its last
 
 
-def test_once_all_have_left_nothing_is_computed(told, random_scores, sentences) -> None:
-    model = told(wordy(random_scores))
+def test_no_steps_after_all_sentences_are_cancelled(table_model, random_scores, sentences) -> None:
+    model = table_model(wordy(random_scores))
     beam_search(StreamingDecoder(model, Listener(gives_up={0: 1, 1: 1}), [0, 1]), sentences(20, 21), beam_size=2)
     assert len(model.rows) == 2
 
 
-def test_empty_sentences_have_no_number(told, random_scores) -> None:
+def test_empty_sentences_are_skipped(table_model, random_scores) -> None:
     source = Tokens.pad([[EOS], [21, EOS], [EOS], [22, 7, EOS]])
     listener = Listener(hears=[5, 8])
-    found = greedy_search(StreamingDecoder(told(wordy(random_scores)), listener, [5, 8]), source)
-    assert [len(one.ids) for one in found][::2] == [0, 0]
-    assert [listener.told[n][-1] for n in (5, 8)] == [list(found[1].ids), list(found[3].ids)]
+    results = greedy_search(StreamingDecoder(table_model(wordy(random_scores)), listener, [5, 8]), source)
+    assert [len(one.ids) for one in results][::2] == [0, 0]
+    assert [listener.table_model[n][-1] for n in (5, 8)] == [list(results[1].ids), list(results[3].ids)]
 
 
-def test_rows_are_told_apart_without_sources(told, random_scores) -> None:
-    model = StreamingDecoder(told(wordy(random_scores)), Listener(), [4, 6])
+def test_rows_without_sources(table_model, random_scores) -> None:
+    model = StreamingDecoder(table_model(wordy(random_scores)), Listener(), [4, 6])
     state = model.start(Tokens.pad([[20, EOS], [21, EOS]]))
 
     class Any_(type(state.inner)):

@@ -1,6 +1,5 @@
 """Figures of alignments drawn by hand."""
 
-import doctest
 import math
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 from torch import Tensor
 
 from jumok.errors import InputError
-from jumok.metrics import alignment_health as module
 from jumok.metrics.alignment_health import (
     average_alignment_health,
     diagnose_attention,
@@ -22,12 +20,6 @@ from jumok.metrics.alignment_health import (
 def drawn(path: list[int], symbols: int) -> Tensor:
     """All weight on one symbol a step."""
     return torch.eye(symbols)[path]
-
-
-def test_the_docstrings_are_right() -> None:
-    found = doctest.testmod(module)
-    assert found.attempted > 8
-    assert found.failed == 0
 
 
 def test_a_perfect_diagonal() -> None:
@@ -45,7 +37,7 @@ def test_a_perfect_diagonal() -> None:
         assert health.is_complete
 
 
-def test_stuck_at_one_symbol() -> None:
+def test_attention_stuck_at_one_symbol() -> None:
     # Symbol 4 of 10 is at 0.4 to 0.5. Near it are the steps from 0.2 to 0.7: 5 of 10. Of the other symbols it
     # is 5 too, but 4 and 3 of those at either end: 44 of 100 in all.
     health = measure_alignment_health(drawn([4] * 10, 10))
@@ -56,7 +48,7 @@ def test_stuck_at_one_symbol() -> None:
     assert measure_alignment_health(drawn([9] * 10, 10)).diagonality == 0.0
 
 
-def test_looking_everywhere_alike() -> None:
+def test_uniform_attention() -> None:
     for steps, symbols in ((20, 4), (9, 7), (50, 50)):
         health = measure_alignment_health(torch.full((steps, symbols), 1 / symbols))
         assert health.diagonality == pytest.approx(0.0, abs=1e-6)
@@ -65,14 +57,14 @@ def test_looking_everywhere_alike() -> None:
         assert not health.is_complete
 
 
-def test_half_of_the_weight_on_each_of_two() -> None:
+def test_weight_split_between_two_symbols() -> None:
     health = measure_alignment_health(torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0]]))
     assert health.entropy == pytest.approx(0.5)  # log 2 / log 4
     assert health.coverage == pytest.approx((0.5 + 1 + 0.5 + 0) / 4)
     assert health.skipped == (3,)
 
 
-def test_skipping() -> None:
+def test_skipped_symbols() -> None:
     health = measure_alignment_health(drawn([0, 1, 2, 2, 5, 6, 7, 7], 8))
     assert health.skipped == (3, 4)
     assert health.repeated == ()
@@ -82,7 +74,7 @@ def test_skipping() -> None:
     assert measure_alignment_health(soft).skipped == (4,)
 
 
-def test_the_end_of_a_text_cannot_be_skipped() -> None:
+def test_the_last_symbols_are_not_counted_as_skipped() -> None:
     stops = drawn([0, 1, 2, 3], 5)
     assert measure_alignment_health(stops).skipped == (4,)
     health = measure_alignment_health(stops, has_end_symbol=True)
@@ -106,7 +98,7 @@ def test_the_end_of_a_text_cannot_be_skipped() -> None:
         ([0, 0, 1, 1, 2, 2, 3, 3, 4, 4], ()),
     ],
 )
-def test_repeating(path: list[int], repeated: tuple[int, ...]) -> None:
+def test_repeated_symbols(path: list[int], repeated: tuple[int, ...]) -> None:
     health = measure_alignment_health(drawn(path, 5))
     assert health.repeated == repeated
     assert health.skipped == ()
@@ -124,7 +116,7 @@ def test_one_step_or_one_symbol() -> None:
             measure_alignment_health(torch.zeros(shape))
 
 
-def test_many_utterances_without_their_padding() -> None:
+def test_padding_of_a_batch_is_ignored() -> None:
     padded = torch.full((2, 6, 5), math.nan)
     padded[0, :5, :5] = torch.eye(5)
     padded[1, :6, :3] = drawn([0, 0, 0, 2, 2, 2], 3)
@@ -139,7 +131,7 @@ def test_many_utterances_without_their_padding() -> None:
         average_alignment_health(padded, [5], [5, 3])
 
 
-def test_the_alarm_for_attention() -> None:
+def test_attention_alarm() -> None:
     assert diagnose_attention([0.1, 0.2], progress=0.1) is None  # too early
     assert diagnose_attention([0.1, 0.8, 0.3], progress=0.9) is None  # it was
     assert diagnose_attention([], progress=0.9) is None
@@ -149,7 +141,7 @@ def test_the_alarm_for_attention() -> None:
     assert "at most 0.25 after 60%" in said
 
 
-def test_the_figures_of_styles() -> None:
+def test_style_metrics() -> None:
     same = torch.tensor([0.5, 0.25, 0.25, 0.0]).expand(5, 3, 4)
     figures = measure_style_health(same)
     assert figures["style/spread"] == 0.0
@@ -162,7 +154,7 @@ def test_the_figures_of_styles() -> None:
         measure_style_health(torch.ones(2, 3))
 
 
-def test_the_alarm_for_styles() -> None:
+def test_style_alarm() -> None:
     assert diagnose_style({"style/spread": 0.0}, progress=0.1) is None
     assert diagnose_style({"style/spread": 0.4, "style/effect": 0.3}, progress=1.0) is None
     assert diagnose_style({}, progress=1.0) is None
@@ -174,7 +166,7 @@ def test_the_alarm_for_styles() -> None:
     assert "do not depend on the style" in unheard
 
 
-def test_the_effect_of_a_style() -> None:
+def test_style_effect() -> None:
     own = torch.tensor([[[0.0, 0.0], [2.0, 4.0], [math.nan, 9.0]]])  # 1 and 2 away from their means
     assert measure_style_effect(own, own, [2]) == 0.0
     assert measure_style_effect(own, own + 3.0, [2]) == 2.0

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 
 from jumok.errors import InputError
-from jumok.metrics import bootstrap as module
 from jumok.metrics.bootstrap import BootstrapResult, FigureFunction, bootstrap_models
 from jumok.metrics.translation import DEFAULT_BLEU, Bleu, Chrf, TranslationMetric
 
@@ -21,12 +18,7 @@ def mean(x: np.ndarray) -> FigureFunction:  # type: ignore[type-arg]
     return lambda some: float(x[some].mean())
 
 
-def test_the_examples_in_the_docstrings() -> None:
-    done = doctest.testmod(module)
-    assert (done.failed, done.attempted) == (0, 3)
-
-
-def test_the_interval_of_a_share_is_the_one_of_theory() -> None:
+def test_interval_of_a_proportion_matches_theory() -> None:
     right = np.arange(400) % 4 > 0  # 0.75 of 400: a standard deviation of √(0.75 · 0.25 / 400) = 0.0217
     [one] = bootstrap_models({"a": mean(right)}, 400)
     assert one.value == 0.75
@@ -35,7 +27,7 @@ def test_the_interval_of_a_share_is_the_one_of_theory() -> None:
     assert one.p_value is None
 
 
-def test_the_same_twice_is_no_difference_and_a_clear_one_is() -> None:
+def test_equal_and_clearly_different_systems() -> None:
     right = np.arange(300) % 3 > 0
     same, other = bootstrap_models(
         {"a": mean(right), "b": mean(right), "c": mean(right & (np.arange(300) % 2 == 0))}, 300
@@ -46,14 +38,14 @@ def test_the_same_twice_is_no_difference_and_a_clear_one_is() -> None:
     assert again == bootstrap_models({"a": mean(right), "c": mean(~right)}, 300)  # the same draws every time
 
 
-def test_nothing_to_compare() -> None:
+def test_empty_inputs() -> None:
     with pytest.raises(InputError, match="0 models on 3 examples"):
         bootstrap_models({}, 3)
     with pytest.raises(InputError, match="num_samples=0"):
         bootstrap_models({"a": mean(np.ones(3))}, 3, num_samples=0)
 
 
-def test_draws_on_which_a_figure_is_undefined_are_left_out() -> None:
+def test_samples_with_undefined_metrics_are_skipped() -> None:
     def odd(x: float) -> FigureFunction:  # undefined unless the first example is drawn
         return lambda some: x + 0.1 * float(some.mean()) if 0 in some else float("nan")
 
@@ -62,7 +54,7 @@ def test_draws_on_which_a_figure_is_undefined_are_left_out() -> None:
     assert other.p_value == 1  # equal wherever both are defined; the undefined draws tell nothing
 
 
-def test_a_figure_that_is_undefined_has_no_p() -> None:
+def test_an_undefined_metric_has_no_p_value() -> None:
     one, other = bootstrap_models({"a": lambda some: 0.5, "b": lambda some: float("nan")}, 3, num_samples=20)
     assert one.p_value is None
     assert np.isnan([other.value, other.low, other.high, other.p_value]).all()
@@ -88,7 +80,7 @@ def compare(
 
 
 @pytest.mark.parametrize("metric", [Bleu("none"), Chrf()])
-def test_one_draw_after_the_other(metric: TranslationMetric) -> None:
+def test_samples_in_chunks_are_equal(metric: TranslationMetric) -> None:
     systems = {"a": worse(0.10, 1), "b": worse(0.12, 2), "c": worse(0.3, 3)}
     results = compare(systems, metric, num_samples=50)
     draws = np.random.default_rng(7)
@@ -113,14 +105,14 @@ def test_one_draw_after_the_other(metric: TranslationMetric) -> None:
     assert results[2].p_value == pytest.approx(1 / 51)  # so much worse is no chance
 
 
-def test_equally_good_systems_are_seldom_told_apart() -> None:
+def test_equal_systems_rarely_differ_significantly() -> None:
     results = [compare({"a": worse(0.2, n), "b": worse(0.2, 1000 + n)}, num_samples=200)[1] for n in range(40)]
     p_values = [result.p_value for result in results]
     assert sum(p < 0.05 for p in p_values if p is not None) <= 6  # 2 are expected
     assert 0.3 < np.mean([p for p in p_values if p is not None]) < 0.7
 
 
-def test_another_seed_gives_other_numbers() -> None:
+def test_results_depend_on_the_seed() -> None:
     systems = {"a": worse(0.1, 1), "b": worse(0.15, 2)}
     once = compare(systems, num_samples=30)
     assert once == compare(systems, num_samples=30)

@@ -26,14 +26,14 @@ def spoken(stretch: float, slow: float = 1.0) -> np.ndarray:
     return AudioProcessor().mel_spectrogram(wave.astype(np.float32))
 
 
-def test_of_a_signal_with_itself_it_is_zero() -> None:
+def test_a_signal_has_zero_distance_to_itself() -> None:
     mel = spoken(1.0)
-    found = mel_cepstral_distortion(mel, mel)
-    assert found.decibels == 0
-    assert found.path.tolist() == [[n, n] for n in range(len(mel))]
+    distortion = mel_cepstral_distortion(mel, mel)
+    assert distortion.decibels == 0
+    assert distortion.path.tolist() == [[n, n] for n in range(len(mel))]
 
 
-def test_it_grows_with_a_shift_of_formants_and_not_with_length_or_loudness() -> None:
+def test_distortion_grows_with_formant_shifts_only() -> None:
     mel = spoken(1.0)
     far = [mel_cepstral_distortion(mel, spoken(stretch)).decibels for stretch in (1.03, 1.1, 1.2, 1.35)]
     assert far == sorted(far)
@@ -45,7 +45,7 @@ def test_it_grows_with_a_shift_of_formants_and_not_with_length_or_loudness() -> 
     assert mel_cepstral_distortion(mel, mel + 0.1).decibels == pytest.approx(0, abs=1e-6)  # all bands 10 dB louder
 
 
-def test_it_is_what_the_field_gives() -> None:
+def test_distortion_equals_its_formula() -> None:
     """From the formula: cepstra c of ln |X| = Σ c cos, and (10 / ln 10) √(2 Σ Δc²)."""
     chance = np.random.default_rng(5)
     bands, coefficients = 23, 13
@@ -59,7 +59,7 @@ def test_it_is_what_the_field_gives() -> None:
     assert mel_cepstral_distortion(*(x / 80 for x in decibels), range_db=80).decibels == pytest.approx(expected)
 
 
-def test_what_cannot_be_compared() -> None:
+def test_invalid_inputs_raise() -> None:
     with pytest.raises(InputError, match="expected the same mel bands"):
         mel_cepstral_distortion(np.zeros((3, 20)), np.zeros((3, 21)))
     with pytest.raises(InputError, match="expected \\(frames, mel bands\\)"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,47 +9,41 @@ from hypothesis import strategies as st
 from sklearn import metrics as sklearn
 
 from jumok.errors import InputError
-from jumok.metrics import classification as module
 from jumok.metrics.classification import calibration_error, compute_calibration, score_classification
 
 
-def test_the_examples_in_the_docstrings() -> None:
-    done = doctest.testmod(module)
-    assert (done.failed, done.attempted) == (0, 3)
-
-
-def test_the_picture_of_the_module() -> None:
+def test_confusion_matrix_example() -> None:
     truth = ["good"] * 10 + ["bad"] * 10
-    said = ["good"] * 8 + ["bad"] * 2 + ["good"] + ["bad"] * 9
+    predictions = ["good"] * 8 + ["bad"] * 2 + ["good"] + ["bad"] * 9
     names = ["good", "bad"]
-    found = score_classification([names.index(x) for x in truth], [names.index(x) for x in said], names)
-    assert found.confusion.tolist() == [[8, 2], [1, 9]]
-    good = found.classes[0]
+    result = score_classification([names.index(x) for x in truth], [names.index(x) for x in predictions], names)
+    assert result.confusion.tolist() == [[8, 2], [1, 9]]
+    good = result.classes[0]
     assert (good.name, good.recall, good.count) == ("good", 0.8, 10)
     assert good.precision == pytest.approx(8 / 9)
-    assert found.f1("good") == pytest.approx(16 / 19)
-    assert found.accuracy == 0.85
+    assert result.f1("good") == pytest.approx(16 / 19)
+    assert result.accuracy == 0.85
 
 
 @given(st.integers(2, 5).flatmap(lambda c: st.lists(st.tuples(*[st.integers(0, c - 1)] * 2), min_size=1)))
 def test_like_scikit_learn(pairs: list[tuple[int, int]]) -> None:
-    truth, said = [a for a, _ in pairs], [b for _, b in pairs]
-    found = score_classification(truth, said, "abcde")
+    truth, predictions = [a for a, _ in pairs], [b for _, b in pairs]
+    result = score_classification(truth, predictions, "abcde")
     labels = list(range(5))
-    p, r, f, n = sklearn.precision_recall_fscore_support(truth, said, labels=labels, zero_division=0.0)
-    assert [one.precision for one in found.classes] == pytest.approx(list(p))
-    assert [one.recall for one in found.classes] == pytest.approx(list(r))
-    assert [one.f1 for one in found.classes] == pytest.approx(list(f))
-    assert [one.count for one in found.classes] == list(n)
-    assert found.macro_f1 == pytest.approx(f.mean())
-    assert found.accuracy == pytest.approx(sklearn.accuracy_score(truth, said))
-    assert found.confusion.tolist() == sklearn.confusion_matrix(truth, said, labels=labels).tolist()
+    p, r, f, n = sklearn.precision_recall_fscore_support(truth, predictions, labels=labels, zero_division=0.0)
+    assert [one.precision for one in result.classes] == pytest.approx(list(p))
+    assert [one.recall for one in result.classes] == pytest.approx(list(r))
+    assert [one.f1 for one in result.classes] == pytest.approx(list(f))
+    assert [one.count for one in result.classes] == list(n)
+    assert result.macro_f1 == pytest.approx(f.mean())
+    assert result.accuracy == pytest.approx(sklearn.accuracy_score(truth, predictions))
+    assert result.confusion.tolist() == sklearn.confusion_matrix(truth, predictions, labels=labels).tolist()
 
 
-@pytest.mark.parametrize(("truth", "said"), [([0, 1], [0]), ([], []), ([0, 2], [0, 1]), ([0, -1], [0, 1])])
-def test_labels_that_do_not_fit(truth: list[int], said: list[int]) -> None:
+@pytest.mark.parametrize(("truth", "predictions"), [([0, 1], [0]), ([], []), ([0, 2], [0, 1]), ([0, -1], [0, 1])])
+def test_invalid_labels_raise(truth: list[int], predictions: list[int]) -> None:
     with pytest.raises(InputError, match=r"labels|targets"):
-        score_classification(truth, said, ["a", "b"])
+        score_classification(truth, predictions, ["a", "b"])
 
 
 def test_calibration_by_hand() -> None:
@@ -67,7 +59,7 @@ def test_calibration_by_hand() -> None:
     assert calibration_error([0, 0, 1], shares, num_bins=10) == pytest.approx(2 / 3 * 0.175)
 
 
-def test_what_is_right_as_often_as_it_says_is_calibrated() -> None:
+def test_calibrated_probabilities_have_no_error() -> None:
     random = np.random.default_rng(1)
     good = random.uniform(0.5, 1, 20_000)
     shares = np.stack([good, 1 - good], 1)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from jumok.data.readers.word_alignments import AlignmentLinks
-from jumok.metrics import symmetrization as module
 from jumok.metrics.symmetrization import (
     LINK_HEURISTICS,
     SYMMETRIZATIONS,
@@ -27,18 +26,13 @@ def drawn(picture: str) -> AlignmentLinks:
     return frozenset((i, j) for i, row in enumerate(rows) for j, cell in enumerate(row) if cell == "#")
 
 
-def test_the_examples_in_the_docstrings() -> None:
-    done = doctest.testmod(module, extraglobs={"torch": torch})
-    assert done.failed == 0 < done.attempted
-
-
 @pytest.mark.parametrize("shown", [product_links])
-def test_the_examples_that_people_paste_import_what_they_use(shown: Callable[..., object]) -> None:
+def test_examples_import_what_they_use(shown: Callable[..., object]) -> None:
     (example,) = doctest.DocTestFinder().find(shown, globs={})
     assert doctest.DocTestRunner().run(example).failed == 0
 
 
-def test_what_both_and_either_found() -> None:
+def test_intersection_and_union() -> None:
     forth, back = drawn("#.. ..# #.."), drawn("#.. .## ...")
     assert intersection(forth, back) == drawn("#.. ..# ...")
     assert union(forth, back) == drawn("#.. .## #..")
@@ -60,18 +54,18 @@ def test_what_both_and_either_found() -> None:
         ("#. ..", ".. .#", ".. .."),
     ],
 )
-def test_links_grow_from_what_both_found(forth: str, back: str, grown: str) -> None:
+def test_links_grow_from_the_intersection(forth: str, back: str, grown: str) -> None:
     assert grow_diag(drawn(forth), drawn(back)) == drawn(grown)
 
 
-def test_of_two_neighbours_for_one_word_the_first_in_order_wins() -> None:
+def test_the_first_neighbour_in_order_wins() -> None:
     # Source word 1 has no link, and could get one to target word 0 (below) or 2 (below, across).
     assert grow_diag(drawn("##.. #.#."), drawn("#... ....")) == drawn("##.. #.#.")
     assert grow_diag(drawn(".#. #.#"), drawn(".#. ...")) == drawn(".#. #.#")  # both: each has a new target
     assert grow_diag(drawn("### #.#"), drawn("### ...")) == drawn("### #..")
 
 
-def test_final_and_links_words_that_both_have_none() -> None:
+def test_final_and_links_words_unlinked_on_both_sides() -> None:
     forth, back = drawn("#.... ..... ..#.. ....."), drawn("#.... ..... ...#. ....#")
     assert grow_diag(forth, back) == drawn("#.... ..... ..... .....")
     # The first direction goes first, so (2, 2) shuts out (2, 3); (3, 4) has two new words.
@@ -104,15 +98,15 @@ def literal(forth: AlignmentLinks, back: AlignmentLinks, sizes: tuple[int, int],
                         alignment.add(new)
         if len(alignment) == before:
             break
-    for found in (forth, back) if final else ():
+    for links in (forth, back) if final else ():
         for i in range(e):
             for j in range(f):
-                if not aligned_e(i) and not aligned_f(j) and (i, j) in found:
+                if not aligned_e(i) and not aligned_f(j) and (i, j) in links:
                     alignment.add((i, j))
     return frozenset(alignment)
 
 
-def test_the_procedure_as_it_is_written_down() -> None:
+def test_grow_diag_equals_its_pseudocode() -> None:
     chance = random.Random(7)
     differ = 0
     for _ in range(400):
@@ -127,7 +121,7 @@ def test_the_procedure_as_it_is_written_down() -> None:
     assert differ > 20  # the cases tell the four apart
 
 
-def test_two_maps_as_one_settle_what_each_alone_could_not() -> None:
+def test_symmetrized_maps_resolve_ambiguities() -> None:
     # Three target words, two source words. Forth is in doubt about word 1, and back knows it.
     forth = torch.tensor([[0.9, 0.1], [0.5, 0.4], [0.4, 0.4]])
     back = torch.tensor([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1]])
@@ -139,7 +133,7 @@ def test_two_maps_as_one_settle_what_each_alone_could_not() -> None:
     assert product_links(torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0], [0.0]])) == frozenset()
 
 
-def test_all_by_name_from_two_maps() -> None:
+def test_all_methods_by_name() -> None:
     torch.manual_seed(2)
     forth, back = torch.rand(7, 5), torch.rand(5, 7)
     one, other = argmax_links(forth), swap_links(argmax_links(back))

@@ -2,44 +2,36 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jumok.errors import InputError
-from jumok.metrics import tagging as module
 from jumok.metrics.tagging import EntityScore, score_tags
 
 TAGS = st.sampled_from(["O", "O", "B-A", "I-A", "B-B", "I-B"])
 SENTENCE = st.lists(st.tuples(TAGS, TAGS), min_size=1, max_size=12)
 
 
-def test_the_examples_in_the_docstrings() -> None:
-    done = doctest.testmod(module)
-    assert (done.failed, done.attempted) == (0, 2)
-
-
 def test_by_hand() -> None:
     truth = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-ORG", "I-ORG", "I-ORG"]]
-    said = [["B-PER", "I-PER", "O", "B-ORG"], ["O", "B-ORG", "I-ORG", "O"]]
-    found = score_tags(truth, said)
-    assert found.overall == EntityScore(num_correct=1, num_predicted=3, num_gold=3)
-    assert found.overall.f1 == pytest.approx(1 / 3)
-    assert found.by_type == {
+    predictions = [["B-PER", "I-PER", "O", "B-ORG"], ["O", "B-ORG", "I-ORG", "O"]]
+    scores = score_tags(truth, predictions)
+    assert scores.overall == EntityScore(num_correct=1, num_predicted=3, num_gold=3)
+    assert scores.overall.f1 == pytest.approx(1 / 3)
+    assert scores.by_type == {
         "LOC": EntityScore(0, 0, 1),
         "ORG": EntityScore(0, 2, 1),
         "PER": EntityScore(1, 1, 1),
     }
-    assert found.accuracy == 6 / 8
-    assert (found.by_type["LOC"].precision, found.by_type["LOC"].f1) == (0, 0)
+    assert scores.accuracy == 6 / 8
+    assert (scores.by_type["LOC"].precision, scores.by_type["LOC"].f1) == (0, 0)
 
 
-def test_both_ways_of_writing_are_the_same() -> None:
-    found = score_tags([["I-PER", "B-PER", "O"]], [["B-PER", "B-PER", "O"]])
-    assert found.overall == EntityScore(2, 2, 2)
-    assert found.accuracy == 1
+def test_both_tag_formats_score_equally() -> None:
+    scores = score_tags([["I-PER", "B-PER", "O"]], [["B-PER", "B-PER", "O"]])
+    assert scores.overall == EntityScore(2, 2, 2)
+    assert scores.accuracy == 1
 
 
 def official(sentences: list[list[tuple[str, str]]]) -> tuple[int, int, int]:
@@ -51,7 +43,7 @@ def official(sentences: list[list[tuple[str, str]]]) -> tuple[int, int, int]:
     def starts(before: str, kind_before: str, tag: str, kind: str) -> bool:
         return tag == "B" or (tag == "I" and (before == "O" or kind_before != kind))
 
-    right = said = true = 0
+    right = predictions = true = 0
     last = ["O", "O"]
     going = False
     for words in [*sentences, []]:
@@ -67,18 +59,18 @@ def official(sentences: list[list[tuple[str, str]]]) -> tuple[int, int, int]:
                     going = False
             if start[0] and start[1] and new[0][1] == new[1][1]:
                 going = True
-            true, said = true + start[0], said + start[1]
+            true, predictions = true + start[0], predictions + start[1]
             last = list(pair)
-    return right, said, true
+    return right, predictions, true
 
 
 @given(st.lists(SENTENCE, min_size=1, max_size=4))
-def test_like_the_official_script(sentences: list[list[tuple[str, str]]]) -> None:
-    found = score_tags([[a for a, _ in one] for one in sentences], [[b for _, b in one] for one in sentences])
-    assert (found.overall.num_correct, found.overall.num_predicted, found.overall.num_gold) == official(sentences)
+def test_scores_equal_the_conll_script(sentences: list[list[tuple[str, str]]]) -> None:
+    scores = score_tags([[a for a, _ in one] for one in sentences], [[b for _, b in one] for one in sentences])
+    assert (scores.overall.num_correct, scores.overall.num_predicted, scores.overall.num_gold) == official(sentences)
 
 
-def test_tags_that_do_not_fit() -> None:
+def test_invalid_tags_raise() -> None:
     with pytest.raises(InputError, match="sentence 2 has 1 words and 2 predicted tags"):
         score_tags([["O"], ["O"]], [["O"], ["O", "O"]])
     with pytest.raises(InputError, match="a tag is 'PER'"):

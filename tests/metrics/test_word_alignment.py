@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from jumok.data.readers.word_alignments import GoldAlignment
 from jumok.errors import InputError
-from jumok.metrics import word_alignment as module
 from jumok.metrics.word_alignment import (
     argmax_links,
     format_links,
@@ -34,13 +33,8 @@ MAP = torch.tensor(
 )
 
 
-def test_the_examples_in_the_docstrings() -> None:
-    done = doctest.testmod(module, extraglobs={"torch": torch})
-    assert (done.failed, done.attempted) == (0, 8)
-
-
 @pytest.mark.parametrize("shown", [argmax_links, pool_to_words])
-def test_the_examples_that_people_paste_import_what_they_use(shown: Callable[..., object]) -> None:
+def test_examples_import_what_they_use(shown: Callable[..., object]) -> None:
     (example,) = doctest.DocTestFinder().find(shown, globs={})
     assert doctest.DocTestRunner().run(example).failed == 0
 
@@ -70,7 +64,7 @@ def test_pieces_to_words_keeps_mass_heads_and_gaps() -> None:
     assert torch.equal(pool_to_words(weights, range(7), range(5)), weights)
 
 
-def test_pieces_of_no_word_at_all() -> None:
+def test_pieces_that_belong_to_no_word() -> None:
     assert pool_to_words(torch.ones(2, 1), [None, None], [None]).shape == (0, 0)
     assert pool_to_words(torch.ones(0, 3), [], [0, 1, 1]).shape == (0, 2)
 
@@ -91,7 +85,7 @@ def test_links_by_hand() -> None:
     assert swap_links(frozenset({(1, 2)})) == {(2, 1)}
 
 
-def test_links_are_of_one_map() -> None:
+def test_links_need_a_single_map() -> None:
     for make in (argmax_links, mutual_argmax_links, lambda w: threshold_links(w, 0.5)):
         with pytest.raises(InputError, match="one map"):
             make(MAP[None])
@@ -100,16 +94,16 @@ def test_links_are_of_one_map() -> None:
 LINKS = st.frozensets(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=20)
 
 
-def test_the_format() -> None:
+def test_pharaoh_format() -> None:
     assert format_links(frozenset()) == ""
     assert format_links(frozenset({(3, 11), (10, 2), (3, 2)})) == "3-2 3-11 10-2"
 
 
 def test_the_error_rate_by_hand() -> None:
     # A = {00, 11, 22, 03}; S = {00, 11, 44}; P = S and {22, 33}.
-    found = frozenset({(0, 0), (1, 1), (2, 2), (0, 3)})
+    result = frozenset({(0, 0), (1, 1), (2, 2), (0, 3)})
     gold = GoldAlignment(frozenset({(0, 0), (1, 1), (4, 4)}), frozenset({(2, 2), (3, 3)}))
-    score = score_alignment([found], [gold])
+    score = score_alignment([result], [gold])
     assert score.precision == 3 / 4
     assert score.recall == 2 / 3
     assert score.error_rate == pytest.approx(1 - (2 + 3) / (4 + 3))
@@ -117,20 +111,20 @@ def test_the_error_rate_by_hand() -> None:
     assert (score.num_links, score.num_sure_links) == (4, 3)
 
 
-def test_numbers_are_summed_before_they_are_divided() -> None:
-    found = [frozenset({(0, 0)}), frozenset({(0, 0), (1, 1), (2, 2)}), frozenset()]
+def test_counts_are_summed_before_division() -> None:
+    result = [frozenset({(0, 0)}), frozenset({(0, 0), (1, 1), (2, 2)}), frozenset()]
     gold = [
         GoldAlignment(frozenset({(0, 1)})),
         GoldAlignment(frozenset({(0, 0), (1, 1), (2, 2)})),
         GoldAlignment(frozenset({(5, 5)})),
     ]
-    score = score_alignment(found, gold)
+    score = score_alignment(result, gold)
     assert (score.precision, score.recall) == (3 / 4, 3 / 5)
     assert score.error_rate == pytest.approx(1 - 6 / 9)
     assert score.f1 == pytest.approx(1 - score.error_rate)  # where all links are sure
 
 
-def test_nothing_found_and_nothing_to_find() -> None:
+def test_empty_alignments() -> None:
     nothing, one = frozenset(), frozenset({(0, 0)})
     assert score_alignment([nothing], [GoldAlignment(one)]).error_rate == 1.0
     assert score_alignment([nothing], [GoldAlignment(nothing)]).error_rate == 0.0
@@ -145,8 +139,8 @@ def test_nothing_found_and_nothing_to_find() -> None:
 
 
 @given(LINKS, LINKS, LINKS)
-def test_the_error_rate_is_a_rate(found, sure, possible) -> None:
-    score = score_alignment([found], [GoldAlignment(sure, possible)])
+def test_the_error_rate_is_between_0_and_1(result, sure, possible) -> None:
+    score = score_alignment([result], [GoldAlignment(sure, possible)])
     assert 0 <= score.error_rate <= 1
     assert 0 <= score.f1 <= 1
     assert score_alignment([sure], [GoldAlignment(sure, possible)]).error_rate == 0

@@ -1,13 +1,12 @@
 """Figures of attention maps, by hand."""
 
-import doctest
 import math
 
 import pytest
 import torch
 
 from jumok.errors import InputError
-from jumok.training import attention_health, compute_attention_health, find_alarms
+from jumok.training import compute_attention_health, find_alarms
 
 UNIFORM, SHARP = torch.full((1, 1, 2, 2), 0.5), torch.eye(2)[None, None]
 
@@ -23,13 +22,7 @@ def test_by_hand() -> None:
     assert figures["attention/single_key_heads"] == 0  # the first key has ¾ of all weight
 
 
-def test_the_examples_in_the_docstrings() -> None:
-    found = doctest.testmod(attention_health)
-    assert found.attempted > 2
-    assert found.failed == 0
-
-
-def test_heads_that_never_look_elsewhere_are_stuck() -> None:
+def test_heads_that_attend_to_a_single_key() -> None:
     stuck = torch.zeros(1, 1, 2, 2)
     stuck[..., 1] = 1.0
     assert (
@@ -39,7 +32,7 @@ def test_heads_that_never_look_elsewhere_are_stuck() -> None:
     assert one_query["attention/single_key_heads"] == 0  # one look is no habit
 
 
-def test_alarms_come_late_enough_and_say_what_is_wrong() -> None:
+def test_alarms_by_hand() -> None:
     healthy = {
         "attention/uniform_heads": 0.5,
         "attention/single_key_heads": 0.5,
@@ -62,13 +55,13 @@ def test_alarms_come_late_enough_and_say_what_is_wrong() -> None:
     assert find_alarms([{"loss": 1.0}], 1.0) == []
 
 
-def test_heads_that_do_nothing_are_counted_over_all_layers() -> None:
+def test_uniform_heads_are_counted_over_all_layers() -> None:
     figures = compute_attention_health([torch.cat([UNIFORM, SHARP], 1), SHARP, SHARP], query_lengths=[2])
     assert figures["attention/uniform_heads"] == 0.25
     assert figures["attention/entropy"] == pytest.approx(0.25)
 
 
-def test_padding_is_not_looked_at() -> None:
+def test_padding_is_ignored() -> None:
     torch.manual_seed(0)
     short = torch.randn(1, 3, 2, 5).softmax(-1)
     long = torch.randn(1, 3, 7, 11).softmax(-1)
@@ -82,7 +75,7 @@ def test_padding_is_not_looked_at() -> None:
     assert both[name] == pytest.approx((5 * a[name] + 11 * b[name]) / 16)
 
 
-def test_a_single_key_leaves_no_choice_and_says_nothing() -> None:
+def test_sequences_of_one_key_are_skipped() -> None:
     weights = torch.zeros(2, 1, 2, 2)
     weights[0, :, :, 0] = 1.0  # one key, looked at fully
     weights[1] = 0.5
@@ -92,17 +85,17 @@ def test_a_single_key_leaves_no_choice_and_says_nothing() -> None:
     assert (only["attention/entropy"], only["attention/uniform_heads"]) == (0.0, 0.0)
 
 
-def test_no_maps_no_figures() -> None:
+def test_no_maps_give_no_metrics() -> None:
     assert compute_attention_health([], [3]) == {}
     assert compute_attention_health([torch.zeros(0, 2, 3, 5)], []) == {}
 
 
-def test_half_precision_maps_do() -> None:
+def test_half_precision_maps() -> None:
     figures = compute_attention_health([UNIFORM.bfloat16()], query_lengths=[2])
     assert figures["attention/entropy"] == pytest.approx(1.0)
 
 
-def test_wrong_shapes_are_refused() -> None:
+def test_wrong_shapes_raise() -> None:
     with pytest.raises(InputError, match=r"a map \(2, 2\) came with 1 query lengths"):
         compute_attention_health([torch.eye(2)], [2])
     with pytest.raises(InputError, match="2 query lengths"):

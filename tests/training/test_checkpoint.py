@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from safetensors import safe_open
 from torch import nn
-from training_toy import PointData, Toy, judge, lines, quick, same, state
+from training_toy import PointData, Toy, quick, read_metrics, read_state, tensors_equal, validate_toy
 
 from jumok.errors import InputError
 from jumok.files import atomic_write, remove_atomically, remove_partial_files
@@ -25,7 +25,7 @@ from jumok.training.weights import (
 )
 
 
-def test_a_tied_tensor_is_written_once_and_is_tied_again_when_read(tmp_path: Path) -> None:
+def test_tied_tensors_are_saved_once(tmp_path: Path) -> None:
     model, path = Toy(seed=3), tmp_path / "model.safetensors"
     save_weights(model, path)
     with safe_open(path, "pt") as file:
@@ -39,7 +39,7 @@ def test_a_tied_tensor_is_written_once_and_is_tied_again_when_read(tmp_path: Pat
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_weights_may_be_of_any_kind_and_layout(tmp_path: Path) -> None:
+def test_weights_of_any_dtype_and_layout(tmp_path: Path) -> None:
     model = nn.Module()
     model.turned = nn.Parameter(torch.randn(5, 3, dtype=torch.float64).T)  # not contiguous
     model.short = nn.Parameter(torch.randn(7).bfloat16())
@@ -52,17 +52,17 @@ def test_weights_may_be_of_any_kind_and_layout(tmp_path: Path) -> None:
         for tensor in get_weights(model).values():
             tensor.zero_()
     load_weights(model, path)
-    assert same(get_weights(model), before)
+    assert tensors_equal(get_weights(model), before)
 
 
-def test_a_file_may_be_read_by_those_whom_the_umask_lets(tmp_path: Path) -> None:
+def test_saved_files_have_the_permissions_of_the_umask(tmp_path: Path) -> None:
     (tmp_path / "plain").touch()
     save_weights(Toy(), tmp_path / "model.safetensors")
     assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 @pytest.mark.parametrize("damage", ["missing", "short", "text"])
-def test_a_file_that_is_not_whole_is_told(tmp_path: Path, damage: str) -> None:
+def test_damaged_weight_files_raise(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "model.safetensors"
     save_weights(Toy(), path)
     if damage == "missing":
@@ -77,7 +77,7 @@ def test_a_file_that_is_not_whole_is_told(tmp_path: Path, damage: str) -> None:
         load_weights(Toy(), path)
 
 
-def test_names_that_do_not_fit_are_told_and_nothing_is_changed() -> None:
+def test_mismatched_names_raise_and_change_nothing() -> None:
     model = Toy()
     before = model.inner.weight.clone()
     tensors = {name: tensor + 1 for name, tensor in get_weights(model).items()}
@@ -87,7 +87,7 @@ def test_names_that_do_not_fit_are_told_and_nothing_is_changed() -> None:
     assert torch.equal(model.inner.weight, before)
 
 
-def test_the_mean_is_taken_in_float64(tmp_path: Path) -> None:
+def test_weights_are_averaged_in_float64(tmp_path: Path) -> None:
     """In float32, 2²⁴ + 1 is 2²⁴: the ones would be lost."""
     for number, value in enumerate([2.0**24, 1.0, 1.0, -(2.0**24)]):
         write_safetensors({"x": torch.tensor([value]), "n": torch.tensor([number])}, tmp_path / str(number))
@@ -97,7 +97,7 @@ def test_the_mean_is_taken_in_float64(tmp_path: Path) -> None:
     assert mean["n"].tolist() == [3]  # whole numbers have no mean: those of the last
 
 
-def test_what_fails_on_the_way_leaves_the_old_one(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
 
@@ -116,7 +116,7 @@ def test_what_fails_on_the_way_leaves_the_old_one(tmp_path: Path) -> None:
     assert path.read_text() == "new"
 
 
-def test_leftovers_are_taken_away(tmp_path: Path) -> None:
+def test_partial_files_are_removed(tmp_path: Path) -> None:
     (tmp_path / ".a.part").write_text("")
     (tmp_path / ".b.part" / "deep").mkdir(parents=True)
     (tmp_path / "c").write_text("")
@@ -132,18 +132,18 @@ SETTINGS = quick(max_steps=8, save_every=4, validate_every=2, average_checkpoint
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    train(Toy(0.3), PointData(), SETTINGS, tmp_path / "run", validate=judge)
+    train(Toy(0.3), PointData(), SETTINGS, tmp_path / "run", validate=validate_toy)
     return tmp_path / "run"
 
 
 def go_on(run: Path, steps: int = 12) -> None:
     longer = quick(max_steps=steps, save_every=4, validate_every=2, average_checkpoints=2, schedule="constant")
-    train(Toy(0.3, seed=4), PointData(), longer, run, validate=judge)
+    train(Toy(0.3, seed=4), PointData(), longer, run, validate=validate_toy)
 
 
-def test_only_what_is_needed_is_kept(run: Path) -> None:
-    kept = sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file())
-    assert kept == [
+def test_files_of_a_finished_run(run: Path) -> None:
+    files = sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file())
+    assert files == [
         "metrics.jsonl",
         "model.safetensors",
         "state/00000008/model.safetensors",
@@ -158,7 +158,7 @@ def test_only_what_is_needed_is_kept(run: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["no json", "torn json", "no weights", "short optimizer", "empty"])
-def test_a_newer_state_that_is_not_whole_is_passed_over(run: Path, damage: str) -> None:
+def test_a_damaged_newer_checkpoint_is_skipped(run: Path, damage: str) -> None:
     """As if a disk had lost what it was given: the older one is taken, and the damaged one goes."""
     newest = run / "state" / "00000008"
     damaged = run / "state" / "00000012"
@@ -178,32 +178,32 @@ def test_a_newer_state_that_is_not_whole_is_passed_over(run: Path, damage: str) 
     go_on(run)
     (only,) = (run / "state").glob("0*")
     assert json.loads((only / "state.json").read_text())["state"]["step"] == 12
-    assert [line["step"] for line in lines(run, "train")] == list(range(1, 13))
+    assert [line["step"] for line in read_metrics(run, "train")] == list(range(1, 13))
 
 
-def test_a_run_with_no_whole_state_is_not_begun_anew_by_itself(run: Path) -> None:
+def test_a_run_without_an_intact_checkpoint_raises(run: Path) -> None:
     (run / "state" / "00000008" / "model.safetensors").unlink()
     with pytest.raises(InputError, match=r"damaged: .*model.safetensors has 0 bytes instead of \d+"):
         go_on(run)
     assert (run / "model.safetensors").exists()
 
 
-def test_a_half_written_state_is_never_seen(run: Path) -> None:
-    before = state(run)
+def test_partially_written_checkpoints_are_ignored(run: Path) -> None:
+    before = read_state(run)
     shutil.copytree(run / "state" / "00000008", run / "state" / ".00000010.part")
     (run / "state" / "notes.txt").write_text("what a user puts there stays there")
-    train(Toy(0.3), PointData(), SETTINGS, run, validate=judge)
-    assert same(state(run), before)
+    train(Toy(0.3), PointData(), SETTINGS, run, validate=validate_toy)
+    assert tensors_equal(read_state(run), before)
     go_on(run)
     assert not list((run / "state").glob(".*"))
     assert (run / "state" / "notes.txt").exists()
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_weights_to_be_averaged_that_are_lost_end_no_run(run: Path, cut: bool) -> None:
+def test_damaged_snapshots_are_left_out_of_the_average(run: Path, cut: bool) -> None:
     """The mean is that of those that are left."""
     scores = itertools.count()
-    for steps, lost, told, averaged in (
+    for steps, lost, message, averaged in (
         (12, (8,), "averaging 3.", 3),  # of 6, 10, 12
         (14, (10, 12), "nothing is averaged.", 0),
     ):
@@ -225,11 +225,11 @@ def test_weights_to_be_averaged_that_are_lost_end_no_run(run: Path, cut: bool) -
         assert summary.best is not None
         assert (summary.best.step, summary.best.num_averaged) == (steps, averaged)
         (line,) = (one for one in file.getvalue().splitlines() if "damaged" in one)
-        assert line.endswith(told)
+        assert line.endswith(message)
         assert all(f"{step:08}.safetensors" in line for step in lost)
 
 
-def test_another_format_is_refused(run: Path) -> None:
+def test_other_formats_raise(run: Path) -> None:
     path = run / "state" / "00000008" / "state.json"
     path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
     with pytest.raises(InputError, match="has format 1, and this version of jumok reads format 2; train again"):

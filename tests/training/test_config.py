@@ -34,7 +34,7 @@ from jumok.training.schedule import MAX_COUNTED_EPOCHS, compute_last_step, compu
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(changes: dict[str, Any], says: str) -> None:
+def test_invalid_settings_raise(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         TrainConfig(**changes)
 
@@ -57,7 +57,7 @@ def shares(last: int | None = None, steps: int = 8, **changes: Any) -> list[floa
     return [round(compute_lr_factor(settings, step, last), 4) for step in range(1, steps + 1)]
 
 
-def test_every_schedule_by_hand() -> None:
+def test_schedules_by_hand() -> None:
     assert shares(schedule="constant", warmup_steps=4) == [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
     assert shares(schedule="constant", warmup_steps=0) == [1] * 8
     # √(2/3), √(2/4), …
@@ -78,7 +78,7 @@ def test_every_schedule_by_hand() -> None:
     assert shares(schedule="cosine", warmup_steps=4, last=8) == [0.25, 0.5, 0.75, 1, *half]
 
 
-def test_the_papers_schedule_is_inverse_sqrt() -> None:
+def test_inverse_sqrt_is_the_schedule_of_the_transformer_paper() -> None:
     """width^-0.5 · min(step^-0.5, step · warmup^-1.5), with the highest rate given instead of the width."""
     width, warmup = 512, 40
     settings = TrainConfig(learning_rate=(width * warmup) ** -0.5, warmup_steps=warmup)
@@ -87,13 +87,13 @@ def test_the_papers_schedule_is_inverse_sqrt() -> None:
         assert settings.learning_rate * compute_lr_factor(settings, step, None) == pytest.approx(paper, rel=1e-12)
 
 
-def test_longer_than_planned_learns_nothing_more_and_breaks_nothing() -> None:
+def test_the_learning_rate_stays_zero_after_the_last_step() -> None:
     settings = TrainConfig(schedule="cosine", warmup_steps=0, max_epochs=2)
     assert compute_lr_factor(settings, 9, last_step=8) == 0
     assert compute_lr_factor(settings, 1000, last_step=8) == 0
 
 
-def test_a_schedule_ends_where_the_minutes_do_if_that_is_nearer() -> None:
+def test_a_schedule_ends_with_max_minutes_if_that_is_sooner() -> None:
     settings = TrainConfig(schedule="linear", warmup_steps=2, max_steps=10, max_minutes=4.0)
     # The 6th step of 10: 3 of the 8 behind the warm-up are done. Of the minutes, as many, or more.
     assert [compute_lr_factor(settings, 6, 10, spent) for spent in (0.0, 0.375, 0.75, 1.0, 1.5)] == [
@@ -137,7 +137,7 @@ def test_epochs_of_different_lengths_are_all_counted() -> None:
     assert asked == [0, 1, 2]  # no more than needed
 
 
-def test_epochs_that_end_within_the_warm_up_shorten_it() -> None:
+def test_warmup_is_shortened_for_short_trainings() -> None:
     asked = TrainConfig(max_epochs=3, warmup_steps=500, schedule="linear")
     short = shorten_warmup(asked, last_step=18)
     assert short.warmup_steps == 1

@@ -65,7 +65,7 @@ def model(name: str = "bahdanau") -> nn.Module:
     return kind(config, WORDS, WORDS)
 
 
-def running(of: nn.Module, low: bool = False) -> Callable[[Seq2SeqBatch, Tensor], Tensor]:
+def build_step(of: nn.Module, low: bool = False) -> Callable[[Seq2SeqBatch, Tensor], Tensor]:
     def run(batch: Seq2SeqBatch, scale: Tensor) -> Tensor:
         with torch.autocast(batch.labels.device.type, torch.bfloat16, enabled=low):
             total = of.loss(batch).total  # type: ignore[operator]
@@ -79,7 +79,7 @@ def plain(of: nn.Module, batch: Seq2SeqBatch, low: bool = False) -> tuple[Tensor
     """What should be found: the loss, and its gradients a label."""
     of.zero_grad()
     device = next(of.parameters()).device
-    value = running(of, low)(batch.to(device), torch.tensor(1 / batch.count, device=device))
+    value = build_step(of, low)(batch.to(device), torch.tensor(1 / batch.count, device=device))
     return value, gradients_of(of)
 
 
@@ -87,65 +87,67 @@ def gradients_of(model: nn.Module) -> list[Tensor]:
     return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
 
 
-def check(one: nn.Module, gradients: CudaGraphGradients[Seq2SeqBatch], batches: list[Seq2SeqBatch]) -> None:
+def check(network: nn.Module, gradients: CudaGraphGradients[Seq2SeqBatch], batches: list[Seq2SeqBatch]) -> None:
     """Value and gradients of each batch, whatever was in ``grad`` before, while the weights change."""
-    optimizer = torch.optim.SGD(one.parameters(), lr=0.5)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
     for number, each in enumerate(batches):
-        value, right = plain(one, each)
+        value, right = plain(network, each)
         torch.testing.assert_close(gradients(each, 1 / each.count), value)
-        torch.testing.assert_close(gradients_of(one), right)
+        torch.testing.assert_close(gradients_of(network), right)
         optimizer.step()
         if number % 2:
             optimizer.zero_grad()
 
 
-def test_without_a_gpu_the_gradients_are_launched() -> None:
-    one = model()
-    check(one, CudaGraphGradients(running(one), one.parameters(), CPU), [batch(seed) for seed in range(4)])
+def test_without_a_gpu_no_graphs_are_used() -> None:
+    network = model()
+    check(
+        network, CudaGraphGradients(build_step(network), network.parameters(), CPU), [batch(seed) for seed in range(4)]
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_each_form_has_a_graph_from_its_second_batch_on(name: str, pretended: list[str]) -> None:
-    one = model(name)
-    gradients = CudaGraphGradients(running(one), one.parameters(), CPU)
+def test_each_graph_key_has_a_graph_from_its_second_batch_on(name: str, pretended: list[str]) -> None:
+    network = model(name)
+    gradients = CudaGraphGradients(build_step(network), network.parameters(), CPU)
     packed = name == "transformer"
-    several = [batch(seed, rows, packed=packed) for rows in (3, 2) for seed in range(4)]
-    check(one, gradients, several)
+    batch_list = [batch(seed, rows, packed=packed) for rows in (3, 2) for seed in range(4)]
+    check(network, gradients, batch_list)
     assert pretended == ["recorded", *["replayed"] * 3] * 2
 
 
-def test_what_has_no_form_is_launched(pretended: list[str]) -> None:
-    one = model()
+def test_batches_without_a_graph_key_run_without_graphs(pretended: list[str]) -> None:
+    network = model()
     uneven = [Seq2SeqBatch.from_sequences([[5, 6], [7]], [[8], [9, 10]])] * 3
     assert uneven[0].graph_key is None
-    check(one, CudaGraphGradients(running(one), one.parameters(), CPU), uneven)
+    check(network, CudaGraphGradients(build_step(network), network.parameters(), CPU), uneven)
     assert not pretended
 
 
-def test_forms_beyond_the_most_are_launched(pretended: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_beyond_the_limit_run_without_graphs(pretended: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "MAX_GRAPHS", 1)
-    one = model()
-    several = [batch(seed, rows) for seed in range(3) for rows in (3, 2)]
-    check(one, CudaGraphGradients(running(one), one.parameters(), CPU), several)
+    network = model()
+    batch_list = [batch(seed, rows) for seed in range(3) for rows in (3, 2)]
+    check(network, CudaGraphGradients(build_step(network), network.parameters(), CPU), batch_list)
     assert pretended.count("recorded") == 1
 
 
-def test_a_recording_that_fails_is_told_and_all_is_launched(
+def test_a_failed_capture_is_reported_and_graphs_are_disabled(
     pretended: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: Any) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nmore words")
 
     monkeypatch.setattr(cuda_graphs._GraphRecorder, "capture", refused)
-    one = model()
-    gradients = CudaGraphGradients(running(one), one.parameters(), CPU)
-    check(one, gradients, [batch(seed) for seed in range(4)])
+    network = model()
+    gradients = CudaGraphGradients(build_step(network), network.parameters(), CPU)
+    check(network, gradients, [batch(seed) for seed in range(4)])
     assert gradients.capture_error == "operation not permitted when stream is capturing"
 
 
-def test_a_value_that_was_given_stays_when_the_next_batch_comes(pretended: list[str]) -> None:
-    one = model()
-    gradients = CudaGraphGradients(running(one), one.parameters(), CPU)
+def test_returned_losses_are_not_overwritten(pretended: list[str]) -> None:
+    network = model()
+    gradients = CudaGraphGradients(build_step(network), network.parameters(), CPU)
     gradients(batch(0), 1.0)
     first = gradients(batch(1), 1.0)
     before = first.clone()
@@ -153,14 +155,14 @@ def test_a_value_that_was_given_stays_when_the_next_batch_comes(pretended: list[
     assert torch.equal(first, before)
 
 
-def test_parameters_that_do_not_learn_get_no_gradient(pretended: list[str]) -> None:
-    one: Any = model()
-    one.source_embedding.requires_grad_(False)
-    gradients = CudaGraphGradients(running(one), one.parameters(), CPU)
+def test_frozen_parameters_get_no_gradient(pretended: list[str]) -> None:
+    network: Any = model()
+    network.source_embedding.requires_grad_(False)
+    gradients = CudaGraphGradients(build_step(network), network.parameters(), CPU)
     for seed in range(3):
         gradients(batch(seed), 1.0)
-    assert one.source_embedding.weight.grad is None
-    assert one.target_embedding.weight.grad is not None
+    assert network.source_embedding.weight.grad is None
+    assert network.target_embedding.weight.grad is not None
 
 
 def test_by_default_only_steps_in_cuda_graphs_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +177,7 @@ def test_by_default_only_steps_in_cuda_graphs_are_compiled(monkeypatch: pytest.M
         assert should_compile(replace(config, compile=value), transformer, gpu, use_graphs=False) == value
 
 
-def test_when_steps_are_recorded() -> None:
+def test_when_cuda_graphs_are_used() -> None:
     gpu = torch.device("cuda")
     assert cuda_graphs.should_use_cuda_graphs(TrainConfig(max_steps=1), gpu, 1)
     assert not cuda_graphs.should_use_cuda_graphs(TrainConfig(max_steps=1), CPU, 1)
@@ -209,16 +211,16 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.gpu
 @pytest.mark.parametrize("low", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_replay_gives_what_launching_gives(name: str, low: bool) -> None:
-    one = model(name).cuda()
-    gradients = CudaGraphGradients(running(one, low), one.parameters(), torch.device("cuda"))
-    optimizer = torch.optim.SGD(one.parameters(), lr=0.5)
+def test_replays_equal_plain_steps(name: str, low: bool) -> None:
+    network = model(name).cuda()
+    gradients = CudaGraphGradients(build_step(network, low), network.parameters(), torch.device("cuda"))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
     for seed in range(6):
         each = batch(seed, rows=3 - seed % 2, packed=low and name == "transformer")
-        value, right = plain(one, each, low)
-        found = gradients(each, 1 / each.count)
-        torch.testing.assert_close(found, value, rtol=1e-2 if low else 1e-4, atol=1e-4)
-        for came, expected in zip(gradients_of(one), right, strict=True):
+        value, right = plain(network, each, low)
+        results = gradients(each, 1 / each.count)
+        torch.testing.assert_close(results, value, rtol=1e-2 if low else 1e-4, atol=1e-4)
+        for came, expected in zip(gradients_of(network), right, strict=True):
             assert (came - expected).norm() <= (5e-2 if low else 1e-3) * expected.norm() + 1e-5
         optimizer.step()
         optimizer.zero_grad()
@@ -228,27 +230,27 @@ def test_a_replay_gives_what_launching_gives(name: str, low: bool) -> None:
 @pytest.mark.gpu
 def test_dropout_differs_from_replay_to_replay_and_follows_the_seed() -> None:
     torch.manual_seed(3)
-    one = Seq2Seq(Seq2SeqConfig(width=16, embedding_width=8, dropout=0.5), WORDS, WORDS).cuda()
-    gradients = CudaGraphGradients(running(one), one.parameters(), torch.device("cuda"))
-    found = []
+    network = Seq2Seq(Seq2SeqConfig(width=16, embedding_width=8, dropout=0.5), WORDS, WORDS).cuda()
+    gradients = CudaGraphGradients(build_step(network), network.parameters(), torch.device("cuda"))
+    results = []
     for seed in (1, 1, 1, 2, 1):
         torch.cuda.manual_seed(seed)
-        found.append(gradients(batch(0), 1.0).item())
-    assert found[2] == found[4] != found[3]
+        results.append(gradients(batch(0), 1.0).item())
+    assert results[2] == results[4] != results[3]
 
 
 @pytest.mark.gpu
-def test_dropout_of_attention_weights_in_packed_sentences_differs_too() -> None:
+def test_attention_dropout_of_packed_sentences_differs_from_replay_to_replay() -> None:
     torch.manual_seed(3)
     config = replace(MODELS["transformer"][1], attention_dropout=0.5)
-    one = Transformer(config, WORDS, WORDS).cuda()
-    gradients = CudaGraphGradients(running(one, low=True), one.parameters(), torch.device("cuda"))
-    found = []
+    network = Transformer(config, WORDS, WORDS).cuda()
+    gradients = CudaGraphGradients(build_step(network, low=True), network.parameters(), torch.device("cuda"))
+    results = []
     for seed in (1, 1, 1, 2, 1):
         torch.cuda.manual_seed(seed)
-        found.append(gradients(batch(0, packed=True), 1.0).item())
+        results.append(gradients(batch(0, packed=True), 1.0).item())
     assert gradients.capture_error is None
-    assert found[2] == found[4] != found[3]
+    assert results[2] == results[4] != results[3]
 
 
 class Same:
@@ -266,15 +268,15 @@ class Same:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "how",
+    "options",
     [
         {"optimizer": "adam"},
         {"optimizer": "adamw", "weight_decay": 0.1},
         {"optimizer": "sgd", "momentum": 0.9},
     ],
 )
-def test_a_recorded_training_goes_where_a_launched_one_goes(how: dict[str, Any]) -> None:
-    gpu, found = torch.device("cuda"), []
+def test_training_with_graphs_equals_training_without(options: dict[str, Any]) -> None:
+    gpu, results = torch.device("cuda"), []
     for recorded in (True, False):
         settings = TrainConfig(
             max_steps=20,
@@ -283,17 +285,17 @@ def test_a_recorded_training_goes_where_a_launched_one_goes(how: dict[str, Any])
             compile=False,
             precision="float32",
             max_grad_norm=0.5,
-            **how,
+            **options,
         )
         learner = Learner(model(), settings, DistributedRanks(device=gpu), last_step=20)
         stream = iter_step_batches(Same(), learner.ranks, accumulation_steps=1)
-        found.append(torch.stack([learner.step(next(stream), number) for number in range(1, 21)]).cpu())
+        results.append(torch.stack([learner.step(next(stream), number) for number in range(1, 21)]).cpu())
         assert learner.capture_error is None
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(*results, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.gpu
-def test_a_gradient_that_is_not_finite_stops_a_recorded_training_too() -> None:
+def test_non_finite_gradients_are_skipped_with_graphs() -> None:
     learner = Learner(
         model(),
         TrainConfig(max_steps=20, cuda_graphs=True, compile=False),

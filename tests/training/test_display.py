@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 from torch import nn
-from training_toy import PointData, Toy, judge, quick
+from training_toy import PointData, Toy, quick, validate_toy
 
 from jumok.progress import format_duration
 from jumok.training import ValidationReport, train
@@ -22,11 +22,11 @@ def console(terminal: bool = False, width: int = 80) -> tuple[Console, io.String
 
 
 def with_samples(model: nn.Module) -> ValidationReport:
-    figures = judge(model).metrics | {"attention/entropy": 0.25}
+    figures = validate_toy(model).metrics | {"attention/entropy": 0.25}
     return ValidationReport(figures, "error", higher_is_better=False, samples=["[red]a dog[/red] → 개", "[/oops]"])
 
 
-def test_plain_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
+def test_plain_lines_without_a_terminal(tmp_path: Path) -> None:
     shown, file = console()
     settings = quick(max_steps=6, log_every=3, validate_every=6, average_checkpoints=0)
     train(Toy(), PointData(), settings, tmp_path, validate=with_samples, console=shown)
@@ -50,7 +50,7 @@ def test_plain_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
 LONG = "  said    a dog and a cat and a bird and a fish and a horse and a cow and a hen and a very small pig"
 
 
-def test_a_sample_that_is_longer_than_a_line_stays_below_its_label() -> None:
+def test_long_samples_are_wrapped_below_their_label() -> None:
     report = ValidationReport({"bleu": 1.0}, "bleu", samples=[LONG, "  wanted  " + "개" * 50, "  said    "])
     shown, file = console()
     TrainingDisplay(shown, quick(), None, TrainState()).show_validation(report, "step 1", is_best=True)
@@ -72,7 +72,7 @@ def test_a_sample_that_is_longer_than_a_line_stays_below_its_label() -> None:
     assert "".join(line.strip() for line in text[4:7]) == "wanted" + "개" * 50
 
 
-def test_going_on_and_being_finished_are_told(tmp_path: Path) -> None:
+def test_resumed_and_finished_runs_are_reported(tmp_path: Path) -> None:
     train(Toy(), PointData(), quick(max_steps=2), tmp_path)
     shown, file = console()
     train(Toy(), PointData(), quick(max_steps=3), tmp_path, console=shown)
@@ -82,17 +82,17 @@ def test_going_on_and_being_finished_are_told(tmp_path: Path) -> None:
     assert file.getvalue() == "This run is already finished: all 3 steps are done.\n"
 
 
-def test_a_warm_up_longer_than_the_training_is_told(tmp_path: Path) -> None:
-    def told(name: str, **changes: Any) -> str:
+def test_a_shortened_warmup_is_reported(tmp_path: Path) -> None:
+    def first_line(name: str, **changes: Any) -> str:
         shown, file = console(width=200)
         train(Toy(), PointData(), quick(warmup_steps=70, **changes), tmp_path / name, console=shown)
         return file.getvalue().splitlines()[0]
 
-    assert told("short", max_steps=None, max_epochs=4) == (
+    assert first_line("short", max_steps=None, max_epochs=4) == (
         "The training has 20 steps, and train.warmup_steps is 70: the warm-up is shortened to 2 steps, a tenth."
     )
-    assert "never reaches its peak" in told("given", max_steps=7)
-    assert told("long", max_steps=71).startswith("epoch 1")
+    assert "never reaches its peak" in first_line("given", max_steps=7)
+    assert first_line("long", max_steps=71).startswith("epoch 1")
 
 
 class Uneven(PointData):
@@ -102,20 +102,20 @@ class Uneven(PointData):
         return super().batches(epoch)[epoch == 0 :]
 
 
-def test_no_step_is_behind_the_last(tmp_path: Path) -> None:
+def test_the_last_step_of_uneven_epochs(tmp_path: Path) -> None:
     shown, file = console()
     summary = train(Toy(), Uneven(), quick(max_steps=None, max_epochs=3), tmp_path, console=shown)
     assert summary.num_steps == 14
     assert "epoch 3 · step 14/14 · " in file.getvalue()
 
 
-def test_without_a_console_nothing_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_output_without_a_console(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(Toy(), PointData(), quick(), tmp_path, validate=with_samples)
     assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_bar_fits_the_terminal(width: int) -> None:
+def test_the_progress_bar_fits_the_terminal(width: int) -> None:
     shown, file = console(terminal=True, width=width)
     standing = TrainState(step=12_345, epoch=11, epoch_step=3, seconds=3000.0)
     display = TrainingDisplay(shown, quick(max_steps=100_000), 100_000, TrainState())
@@ -132,14 +132,14 @@ def test_the_bar_fits_the_terminal(width: int) -> None:
     assert "5:55:01 left" in text  # 87,655 steps more at 3,000 / 12,345 s
 
 
-def test_what_is_counted_has_its_name() -> None:
+def test_the_unit_of_the_speed() -> None:
     shown, file = console(terminal=False, width=120)
     display = TrainingDisplay(shown, quick(max_steps=10), 10, TrainState(), unit="hidden words")
     display.show_train_metrics(TrainState(step=1), {"loss": 2.0, "labels_per_second": 31.0, "learning_rate": 1e-3})
     assert "31 hidden words/s" in file.getvalue()
 
 
-def test_time_left_is_that_of_the_nearest_bound() -> None:
+def test_time_left_until_the_nearest_limit() -> None:
     standing = TrainState(step=100, seconds=50.0)
     both = TrainingDisplay(None, quick(max_steps=1000, max_minutes=2.0), 1000, TrainState())
     assert both._estimate_seconds_left(standing) == 70.0
@@ -152,7 +152,7 @@ def test_time_left_is_that_of_the_nearest_bound() -> None:
     assert both.compute_progress(standing) == pytest.approx(50 / 120)
 
 
-def test_clock() -> None:
+def test_format_duration() -> None:
     assert [format_duration(s) for s in (0, 59.6, 3599, 3600, 100_000)] == [
         "0:00",
         "1:00",
@@ -162,7 +162,7 @@ def test_clock() -> None:
     ]
 
 
-def test_a_missing_tensorboard_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tensorboard_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)

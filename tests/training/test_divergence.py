@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from training_toy import PointData, Points, Toy, judge, lines, quick, same, state
+from training_toy import PointData, Points, Toy, quick, read_metrics, read_state, tensors_equal, validate_toy
 
 from jumok.batches.tokens import Loss
 from jumok.training import DivergenceError, train
@@ -32,41 +32,41 @@ class Bad(Toy):
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("log_every", [1, 10])
-def test_what_is_not_finite_never_reaches_the_weights(
+def test_non_finite_losses_never_change_the_weights(
     tmp_path: Path, optimizer: str, value: float, log_every: int
 ) -> None:
-    how = {"optimizer": optimizer, "momentum": 0.5 if optimizer == "sgd" else 0.0, "weight_decay": 0.1}
+    options = {"optimizer": optimizer, "momentum": 0.5 if optimizer == "sgd" else 0.0, "weight_decay": 0.1}
     good = Toy()
-    train(good, PointData(), quick(max_steps=6, **how), tmp_path / "good")
+    train(good, PointData(), quick(max_steps=6, **options), tmp_path / "good")
     bad = Bad(at=7, value=value)
-    settings = quick(max_steps=20, save_every=4, log_every=log_every, **how)
-    with pytest.raises(DivergenceError) as found:
+    settings = quick(max_steps=20, save_every=4, log_every=log_every, **options)
+    with pytest.raises(DivergenceError) as caught:
         train(bad, PointData(), settings, tmp_path / "bad")
-    assert found.value.step == 7
-    assert found.value.examples == tuple(PointData().batches(1)[1].tolist())  # the second of the second epoch
+    assert caught.value.step == 7
+    assert caught.value.examples == tuple(PointData().batches(1)[1].tolist())  # the second of the second epoch
     # The weights in memory are those of step 6, however late it was found out.
     assert torch.equal(bad.read.weight, good.read.weight)
     assert torch.equal(bad.inner.bias, good.inner.bias)
 
 
-def test_the_message_tells_what_where_and_what_to_try(tmp_path: Path) -> None:
+def test_the_error_message(tmp_path: Path) -> None:
     settings = quick(max_steps=20, save_every=4, max_grad_norm=0.0, validate_every=2, average_checkpoints=0)
-    with pytest.raises(DivergenceError) as found:
-        train(Bad(at=7), PointData(), settings, tmp_path, validate=judge)
-    message = str(found.value)
-    losses = [line["loss"] for line in lines(tmp_path, "train")]
+    with pytest.raises(DivergenceError) as caught:
+        train(Bad(at=7), PointData(), settings, tmp_path, validate=validate_toy)
+    message = str(caught.value)
+    losses = [line["loss"] for line in read_metrics(tmp_path, "train")]
     assert message.startswith("step 7: the loss or its gradient is not finite: loss nan, gradient norm nan.")
     assert ", ".join(f"{loss:.4g}" for loss in losses[:6]) in message
-    assert "The batch has 7 examples, with the indices " + str(found.value.examples)[1:-1] in message
+    assert "The batch has 7 examples, with the indices " + str(caught.value.examples)[1:-1] in message
     assert f"The checkpoint of step 6 is in {tmp_path / 'state'}" in message
     for advice in ("learning_rate=0.003", "warmup_steps=500", "max_grad_norm=1.0", "precision=float32"):
         assert advice in message
 
 
-def test_the_last_good_state_and_the_best_weights_stay(tmp_path: Path) -> None:
+def test_the_last_checkpoint_and_the_best_weights_stay(tmp_path: Path) -> None:
     settings = quick(max_steps=6, save_every=3, validate_every=6, average_checkpoints=0, schedule="constant")
-    train(Toy(), PointData(), settings, tmp_path, validate=judge)
-    before = state(tmp_path)
+    train(Toy(), PointData(), settings, tmp_path, validate=validate_toy)
+    before = read_state(tmp_path)
     longer = quick(
         max_steps=50,
         save_every=100,
@@ -76,20 +76,20 @@ def test_the_last_good_state_and_the_best_weights_stay(tmp_path: Path) -> None:
         schedule="constant",
     )
     with pytest.raises(DivergenceError):
-        train(Bad(at=3), PointData(), longer, tmp_path, validate=judge)
-    assert same(state(tmp_path), before)
+        train(Bad(at=3), PointData(), longer, tmp_path, validate=validate_toy)
+    assert tensors_equal(read_state(tmp_path), before)
     # The same run with a model that is well goes on from there.
-    train(Toy(), PointData(), longer, tmp_path, validate=judge)
-    told = [line["step"] for line in lines(tmp_path, "train")]
-    assert told == [1, 2, 3, 4, 5, 6, 7, 14, 21, 28, 35, 42, 49, 50]
+    train(Toy(), PointData(), longer, tmp_path, validate=validate_toy)
+    steps = [line["step"] for line in read_metrics(tmp_path, "train")]
+    assert steps == [1, 2, 3, 4, 5, 6, 7, 14, 21, 28, 35, 42, 49, 50]
 
 
-def test_a_gradient_that_is_not_finite_is_enough(tmp_path: Path) -> None:
+def test_non_finite_gradients_raise(tmp_path: Path) -> None:
     with pytest.raises(DivergenceError, match=r"gradient norm (inf|nan)"):
         train(Bad(at=2, value=math.inf, only_gradient=True), PointData(), quick(), tmp_path)
 
 
-def test_a_bad_step_just_before_a_save_or_a_validation_is_not_saved(tmp_path: Path) -> None:
+def test_non_finite_steps_are_not_saved_or_validated(tmp_path: Path) -> None:
     def validate(model: nn.Module) -> None:
         raise AssertionError("a model that is not well is not validated")
 
@@ -113,16 +113,16 @@ class Exploding(Toy):
         return Loss(loss.total * (1e4 if self.calls >= self.at else 1), loss.count)
 
 
-def test_a_loss_that_explodes_is_caught_unless_one_says_otherwise(tmp_path: Path) -> None:
+def test_exploding_losses_raise_unless_disabled(tmp_path: Path) -> None:
     settings = quick(max_steps=MAX_HIGH_STEPS + 20, log_every=10)
-    with pytest.raises(DivergenceError, match=f"exploded.*for {MAX_HIGH_STEPS} steps it was over 5 times") as found:
+    with pytest.raises(DivergenceError, match=f"exploded.*for {MAX_HIGH_STEPS} steps it was over 5 times") as caught:
         train(Exploding(at=11), PointData(), settings, tmp_path / "caught")
-    assert found.value.step == 10 + MAX_HIGH_STEPS
+    assert caught.value.step == 10 + MAX_HIGH_STEPS
     calm = quick(max_steps=MAX_HIGH_STEPS + 20, log_every=10, divergence_factor=0.0)
     assert train(Exploding(at=11), PointData(), calm, tmp_path / "let").num_steps == MAX_HIGH_STEPS + 20
 
 
-def test_what_counts_as_exploding() -> None:
+def test_explosion_criterion() -> None:
     def verdict(losses: list[float]) -> int | None:
         trend = LossTrend()
         return next((i for i, loss in enumerate(losses) if trend.update(loss, 1.0, divergence_factor=5.0)), None)

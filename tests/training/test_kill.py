@@ -33,10 +33,10 @@ def kills(folder: Path, timed: int, points: int) -> None:
         timeout=1800,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["steps"] == 9  # two at a time, and the last
-    assert found["differ"] == [], done.stderr
-    assert found["killed"] >= points  # a timed one may come after the end
+    report = json.loads(done.stdout)
+    assert report["steps"] == 9  # two at a time, and the last
+    assert report["differ"] == [], done.stderr
+    assert report["killed"] >= points  # a timed one may come after the end
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

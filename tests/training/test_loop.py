@@ -14,7 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 from torch import nn
-from training_toy import PointData, Points, Toy, judge, lines, quick, same, state
+from training_toy import PointData, Points, Toy, quick, read_metrics, read_state, tensors_equal, validate_toy
 
 from jumok.batches.tokens import Loss
 from jumok.errors import InputError
@@ -80,7 +80,7 @@ def test_the_first_steps_by_hand(tmp_path: Path, changes: dict[str, Any], weight
     model = Line()
     train(model, TwoPoints(), quick(**{"max_steps": 1, "schedule": "constant", **changes}), tmp_path)
     assert model.w.item() == pytest.approx(weight, abs=1e-7)
-    first = lines(tmp_path, "train")[0]
+    first = read_metrics(tmp_path, "train")[0]
     assert (first["loss"], first["num_labels"]) == (10.0, 2)
     assert first["gradient_norm"] == 10.0  # before it is cut
 
@@ -101,7 +101,7 @@ def test_a_frozen_parameter_stays_and_a_frozen_model_is_refused(tmp_path: Path) 
         train(Toy().requires_grad_(False), PointData(), quick(), tmp_path / "frozen")
 
 
-def test_the_parts_of_a_batch_add_up_to_the_whole_of_it(tmp_path: Path) -> None:
+def test_accumulated_gradients_equal_those_of_the_whole_batch(tmp_path: Path) -> None:
     weights = []
     for accumulate in (1, 2, 5):  # the last batch of an epoch has one example: parts of it are empty
         model = Toy().double()
@@ -112,10 +112,10 @@ def test_the_parts_of_a_batch_add_up_to_the_whole_of_it(tmp_path: Path) -> None:
     torch.testing.assert_close(weights[2], weights[0], rtol=1e-10, atol=1e-10)
 
 
-def test_what_is_logged(tmp_path: Path) -> None:
+def test_logged_metrics(tmp_path: Path) -> None:
     train(Toy(), PointData(), quick(max_steps=13, log_every=4), tmp_path / "each 4")
     train(Toy(), PointData(), quick(max_steps=13, log_every=1), tmp_path / "each")
-    four, one = lines(tmp_path / "each 4", "train"), lines(tmp_path / "each", "train")
+    four, one = read_metrics(tmp_path / "each 4", "train"), read_metrics(tmp_path / "each", "train")
     assert [line["step"] for line in four] == [4, 8, 12, 13]
     assert [line["epoch"] for line in four] == [1, 2, 3, 3]  # 5 batches each
     assert [line["epoch"] for line in one] == [1] * 5 + [2] * 5 + [3] * 3
@@ -140,13 +140,13 @@ def test_what_is_logged(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------- validation
 
 
-def scripted(values: list[float], **how: Any) -> Any:
+def scripted(values: list[float], **options: Any) -> Any:
     """A validation that finds these values, one after the other."""
     left = iter(values)
-    return lambda model: ValidationReport({"score": next(left), "other": 1.0}, "score", **how)
+    return lambda model: ValidationReport({"score": next(left), "other": 1.0}, "score", **options)
 
 
-def test_the_best_weights_are_kept_and_patience_ends(tmp_path: Path) -> None:
+def test_best_weights_and_patience(tmp_path: Path) -> None:
     seen: list[torch.Tensor] = []
     values = scripted([1.0, 3.0, 2.0, 3.0, float("nan"), 9.0])
 
@@ -167,12 +167,12 @@ def test_the_best_weights_are_kept_and_patience_ends(tmp_path: Path) -> None:
     assert len(seen) == 5
     assert torch.equal(model.read.weight, seen[1])  # the model holds the best
     assert torch.equal(read_safetensors(tmp_path / "model.safetensors")["read.weight"], seen[1])
-    told = [line["score"] for line in lines(tmp_path, "validation")]
-    assert told == [1.0, 3.0, 2.0, 3.0, None]  # JSON knows no NaN
-    assert [line["is_best"] for line in lines(tmp_path, "validation")] == [True, True, False, False, False]
+    logged = [line["score"] for line in read_metrics(tmp_path, "validation")]
+    assert logged == [1.0, 3.0, 2.0, 3.0, None]  # JSON knows no NaN
+    assert [line["is_best"] for line in read_metrics(tmp_path, "validation")] == [True, True, False, False, False]
 
 
-def test_lower_may_be_better(tmp_path: Path) -> None:
+def test_lower_is_better(tmp_path: Path) -> None:
     validate = scripted([3.0, 1.0, 2.0], higher_is_better=False)
     summary = train(
         Toy(),
@@ -186,8 +186,8 @@ def test_lower_may_be_better(tmp_path: Path) -> None:
 
 
 def test_validation_at_the_end_of_each_epoch_and_of_the_run(tmp_path: Path) -> None:
-    train(Toy(), PointData(), quick(max_steps=12, average_checkpoints=0), tmp_path, validate=judge)
-    assert [line["step"] for line in lines(tmp_path, "validation")] == [5, 10, 12]
+    train(Toy(), PointData(), quick(max_steps=12, average_checkpoints=0), tmp_path, validate=validate_toy)
+    assert [line["step"] for line in read_metrics(tmp_path, "validation")] == [5, 10, 12]
 
 
 def test_the_average_by_hand(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_the_average_by_hand(tmp_path: Path) -> None:
     assert torch.equal(model.read.weight, seen[4])
     assert summary.best is not None
     assert (summary.best.value, summary.best.num_averaged) == (6.0, 3)
-    assert [line["event"] for line in lines(tmp_path / "better")][-1] == "averaged_weights"
+    assert [line["event"] for line in read_metrics(tmp_path / "better")][-1] == "averaged_weights"
 
     model, seen = Toy(), []
     worse = scripted([5.0, 1.0, 2.0, 3.0, 4.0])
@@ -224,17 +224,17 @@ def test_averaging_leaves_the_state_alone(tmp_path: Path) -> None:
         PointData(),
         quick(max_steps=5, validate_every=2, average_checkpoints=2),
         averaged,
-        validate=judge,
+        validate=validate_toy,
     )
     train(
         Toy(),
         PointData(),
         quick(max_steps=9, validate_every=2, average_checkpoints=2),
         averaged,
-        validate=judge,
+        validate=validate_toy,
     )
-    a, b = state(plain), state(averaged)
-    assert same(*({n: x for n, x in s.items() if not n.startswith("best")} for s in (a, b)))
+    a, b = read_state(plain), read_state(averaged)
+    assert tensors_equal(*({n: x for n, x in s.items() if not n.startswith("best")} for s in (a, b)))
 
 
 def test_without_validation_the_newest_weights_are_the_best(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_without_validation_the_newest_weights_are_the_best(tmp_path: Path) -> N
         train(Toy(), PointData(), quick(max_steps=None), tmp_path / "endless")
 
 
-def test_a_validation_that_fails_loses_no_step(tmp_path: Path) -> None:
+def test_a_failed_validation_loses_no_step(tmp_path: Path) -> None:
     def failing(model: nn.Module) -> ValidationReport:
         raise MemoryError("too long a sentence")
 
@@ -257,12 +257,12 @@ def test_a_validation_that_fails_loses_no_step(tmp_path: Path) -> None:
         train(Toy(0.3), PointData(), settings, tmp_path / "failed", validate=failing)
     assert (tmp_path / "failed" / "state" / "00000004").exists()
     for folder in ("failed", "whole"):
-        train(Toy(0.3), PointData(), settings, tmp_path / folder, validate=judge)
-    assert lines(tmp_path / "failed") == lines(tmp_path / "whole")
-    assert same(state(tmp_path / "failed"), state(tmp_path / "whole"))
+        train(Toy(0.3), PointData(), settings, tmp_path / folder, validate=validate_toy)
+    assert read_metrics(tmp_path / "failed") == read_metrics(tmp_path / "whole")
+    assert tensors_equal(read_state(tmp_path / "failed"), read_state(tmp_path / "whole"))
 
 
-def test_figures_may_be_numbers_of_any_kind(tmp_path: Path) -> None:
+def test_metrics_of_any_number_type(tmp_path: Path) -> None:
     def odd(model: nn.Module) -> ValidationReport:
         return ValidationReport({"a": np.float32(0.5), "b": torch.tensor(2), "c": 3}, "a")  # type: ignore[dict-item]
 
@@ -271,7 +271,7 @@ def test_figures_may_be_numbers_of_any_kind(tmp_path: Path) -> None:
     assert summary.best.metrics == {"a": 0.5, "b": 2.0, "c": 3.0}
 
 
-def test_a_report_names_its_figures() -> None:
+def test_a_report_validates_its_metric_names() -> None:
     with pytest.raises(ValueError, match="select_by='blue' is not one of the metrics: bleu"):
         ValidationReport({"bleu": 1.0}, "blue")
     with pytest.raises(ValueError, match="tie_breaker='loss' is not one of the metrics: bleu"):
@@ -301,7 +301,7 @@ NAN = float("nan")
         ((0, None), (-1, 1), False),
     ],
 )
-def test_what_is_equal_in_one_figure_is_told_apart_by_another(
+def test_tie_breaker(
     before: tuple[float, float | None] | None, after: tuple[float, float], better: bool, higher: bool
 ) -> None:
     sign = 1 if higher else -1
@@ -328,9 +328,7 @@ def test_what_is_equal_in_one_figure_is_told_apart_by_another(
         ((0.2, 9), (NAN, 1), False),
     ],
 )
-def test_what_a_score_has_by_chance_decides_nothing(
-    before: tuple[float, float], after: tuple[float, float], better: bool, higher: bool
-) -> None:
+def test_chance_level(before: tuple[float, float], after: tuple[float, float], better: bool, higher: bool) -> None:
     sign = 1 if higher else -1
     figures, other = ({"score": sign * score, "loss": loss} for score, loss in (after, before))
     report = ValidationReport(figures, "score", higher_is_better=higher, tie_breaker="loss", chance_level=sign * 1.0)
@@ -347,7 +345,7 @@ def still_nothing(losses: list[float], seen: list[torch.Tensor]) -> Any:
     return validate
 
 
-def test_a_score_that_stays_the_same_throws_nothing_away(tmp_path: Path) -> None:
+def test_the_tie_breaker_decides_for_a_constant_score(tmp_path: Path) -> None:
     """Patience, the best weights and the mean of weights go by the loss then."""
     seen: list[torch.Tensor] = []
     model = Toy()
@@ -358,21 +356,21 @@ def test_a_score_that_stays_the_same_throws_nothing_away(tmp_path: Path) -> None
     assert summary.best is not None
     assert (summary.best.step, summary.best.value) == (8, 0.0)
     assert torch.equal(model.read.weight, seen[3])
-    told = [line["is_best"] for line in lines(tmp_path / "plain", "validation")]
-    assert told == [True, True, False, True, False, False]
+    logged = [line["is_best"] for line in read_metrics(tmp_path / "plain", "validation")]
+    assert logged == [True, True, False, True, False, False]
 
-    for mean, kept in ((6.0, 2), (7.5, 0)):
+    for mean, averaged in ((6.0, 2), (7.5, 0)):
         seen.clear()
         folder = tmp_path / f"mean {mean}"
         settings = quick(max_steps=6, validate_every=2, average_checkpoints=2)
         validate = still_nothing([9.0, 8.0, 7.0, mean], seen)
         summary = train(model := Toy(), PointData(), settings, folder, validate=validate)
         assert summary.best is not None
-        assert summary.best.num_averaged == kept
-        assert torch.equal(model.read.weight, seen[3 if kept else 2])
+        assert summary.best.num_averaged == averaged
+        assert torch.equal(model.read.weight, seen[3 if averaged else 2])
 
 
-def test_a_broken_run_remembers_the_figure_that_tells_apart(tmp_path: Path) -> None:
+def test_a_resumed_run_remembers_the_tie_breaker(tmp_path: Path) -> None:
     """The loss that is to be beaten was found before the break."""
     losses = {2: 3.0, 4: 1.0, 6: 2.0, 8: 0.5, 10: 0.75, 12: 0.6}
     settings = quick(max_steps=12, validate_every=2, save_every=3, average_checkpoints=3)
@@ -392,41 +390,41 @@ def test_a_broken_run_remembers_the_figure_that_tells_apart(tmp_path: Path) -> N
         with pytest.raises(MemoryError):
             train(Toy(0.3), PointData(), settings, broken, validate=validate([step], broken))
     train(Toy(0.3), PointData(), settings, broken, validate=validate([], broken))
-    assert [line["is_best"] for line in lines(whole, "validation")] == [True, True, False, True, False, False]
-    assert lines(broken) == lines(whole)
-    assert same(state(broken), state(whole))
+    assert [line["is_best"] for line in read_metrics(whole, "validation")] == [True, True, False, True, False, False]
+    assert read_metrics(broken) == read_metrics(whole)
+    assert tensors_equal(read_state(broken), read_state(whole))
 
 
 # ----------------------------------------------------------------------------- ends and goes on
 
 
-def test_a_finished_run_is_left_as_it_is_and_a_longer_one_goes_on(tmp_path: Path) -> None:
+def test_a_finished_run_stays_and_a_longer_one_resumes(tmp_path: Path) -> None:
     settings = quick(max_steps=7, schedule="constant")
     first = train(Toy(0.3), PointData(), settings, tmp_path / "a")
-    before = state(tmp_path / "a"), lines(tmp_path / "a")
+    before = read_state(tmp_path / "a"), read_metrics(tmp_path / "a")
     model = Toy(0.3, seed=4)
     again = train(model, PointData(), settings, tmp_path / "a")
     assert again == first
-    assert same(state(tmp_path / "a"), before[0])
-    assert lines(tmp_path / "a") == before[1]
+    assert tensors_equal(read_state(tmp_path / "a"), before[0])
+    assert read_metrics(tmp_path / "a") == before[1]
     assert torch.equal(model.read.weight, before[0]["best: read.weight"])
 
     longer = quick(max_steps=17, schedule="constant")
     train(Toy(0.3, seed=4), PointData(), longer, tmp_path / "a")
     train(Toy(0.3), PointData(), longer, tmp_path / "b")
-    assert same(state(tmp_path / "a"), state(tmp_path / "b"))
-    assert lines(tmp_path / "a") == lines(tmp_path / "b")
+    assert tensors_equal(read_state(tmp_path / "a"), read_state(tmp_path / "b"))
+    assert read_metrics(tmp_path / "a") == read_metrics(tmp_path / "b")
 
 
-def test_a_shortened_warm_up_is_the_same_for_a_run_that_goes_on(tmp_path: Path) -> None:
+def test_a_shortened_warmup_is_equal_after_resuming(tmp_path: Path) -> None:
     settings = quick(max_steps=None, max_epochs=8, warmup_steps=500, schedule="linear", save_every=3)
     train(Toy(0.3), PointData(), settings, tmp_path / "whole")
-    rates = [one["learning_rate"] / settings.learning_rate for one in lines(tmp_path / "whole", "train")]
+    rates = [one["learning_rate"] / settings.learning_rate for one in read_metrics(tmp_path / "whole", "train")]
     assert rates[:5] == pytest.approx([0.25, 0.5, 0.75, 1, 1])  # of 40 steps, 4
     with pytest.raises(RuntimeError, match="pulled"):
         train(Toy(0.3), PointData(), replace(settings, validate_every=2), tmp_path / "broken", validate=_pulled)
     train(Toy(0.3, seed=4), PointData(), settings, tmp_path / "broken")
-    assert same(state(tmp_path / "broken"), state(tmp_path / "whole"))
+    assert tensors_equal(read_state(tmp_path / "broken"), read_state(tmp_path / "whole"))
 
 
 def _pulled(model: nn.Module) -> ValidationReport:
@@ -443,17 +441,17 @@ def test_epochs_and_minutes_end_a_run(tmp_path: Path) -> None:
     assert train(Toy(), PointData(), timed, tmp_path / "minutes") == summary  # time of earlier sessions counts
 
 
-def test_the_clock_takes_a_schedule_to_its_end(tmp_path: Path) -> None:
+def test_max_minutes_completes_the_schedule(tmp_path: Path) -> None:
     timed = quick(max_steps=10**9, max_minutes=0.01, schedule="linear", warmup_steps=0, log_every=10)
     summary = train(Toy(), PointData(), timed, tmp_path / "run")
     assert 10 < summary.num_steps < 10**9
-    logged = lines(tmp_path / "run", "train")
+    logged = read_metrics(tmp_path / "run", "train")
     rates = [one["learning_rate"] / timed.learning_rate for one in logged]
     assert rates == sorted(rates, reverse=True)
     assert rates[0] > 2 * rates[-1]
 
 
-def test_metrics_are_cut_to_what_the_state_knows(tmp_path: Path) -> None:
+def test_metrics_after_the_checkpoint_are_removed(tmp_path: Path) -> None:
     settings = quick(max_steps=10, save_every=4, schedule="constant")
     train(Toy(0.3), PointData(), settings, tmp_path / "whole")
 
@@ -468,31 +466,31 @@ def test_metrics_are_cut_to_what_the_state_knows(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="the power went"):
         train(Toy(0.3), Stop(), broken, tmp_path / "broken")
     metrics = tmp_path / "broken" / "metrics.jsonl"
-    assert [line["step"] for line in lines(tmp_path / "broken")] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in read_metrics(tmp_path / "broken")] == [1, 2, 3, 4, 5, 6]
     with metrics.open("a") as file:
         file.write('{"event": "train", "st')  # torn in the middle
     train(Toy(0.3), PointData(), settings, tmp_path / "broken")
-    assert lines(tmp_path / "broken") == lines(tmp_path / "whole")
-    assert same(state(tmp_path / "broken"), state(tmp_path / "whole"))
+    assert read_metrics(tmp_path / "broken") == read_metrics(tmp_path / "whole")
+    assert tensors_equal(read_state(tmp_path / "broken"), read_state(tmp_path / "whole"))
 
 
-def test_a_step_depends_on_no_random_number_drawn_elsewhere(tmp_path: Path) -> None:
+def test_steps_do_not_depend_on_other_random_numbers(tmp_path: Path) -> None:
     """Validation that draws random numbers changes nothing; each step's dropout is its own."""
 
     def drawing(model: nn.Module) -> ValidationReport:
         torch.rand(17)
-        return judge(model)
+        return validate_toy(model)
 
     often, never = tmp_path / "often", tmp_path / "never"
     train(Toy(0.5), PointData(), quick(validate_every=1, average_checkpoints=0), often, validate=drawing)
     torch.rand(3)
     train(Toy(0.5), PointData(), quick(), never)
-    assert lines(often, "train") == lines(never, "train")
+    assert read_metrics(often, "train") == read_metrics(never, "train")
     train(Toy(0.5), PointData(), quick(seed=2), tmp_path / "other")
-    assert lines(tmp_path / "other", "train") != lines(never, "train")
+    assert read_metrics(tmp_path / "other", "train") != read_metrics(never, "train")
 
 
-def test_seeding_each_step_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_seeding_each_step_does_not_leak_memory(tmp_path: Path) -> None:
     """``torch.manual_seed`` without a GPU keeps a traceback of each call: a long run would eat the memory."""
     queued = getattr(torch.cuda, "_queued_calls", [])
     before = len(queued)
@@ -504,14 +502,14 @@ def test_tensorboard_files_are_written(tmp_path: Path) -> None:
     board = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
     def with_samples(model: nn.Module) -> ValidationReport:
-        report = judge(model)
+        report = validate_toy(model)
         return ValidationReport(report.metrics, report.select_by, samples=["<b>a</b> → b"])
 
     settings = quick(tensorboard=True, max_steps=4, validate_every=2, average_checkpoints=0)
     train(Toy(), PointData(), settings, tmp_path, validate=with_samples)
     seen = board.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     losses = [event.value for event in seen.Scalars("train/loss")]
-    assert losses == pytest.approx([line["loss"] for line in lines(tmp_path, "train")])
+    assert losses == pytest.approx([line["loss"] for line in read_metrics(tmp_path, "train")])
     assert [event.step for event in seen.Scalars("validation/error")] == [2, 4]
 
 
@@ -519,7 +517,7 @@ def test_tensorboard_files_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["auto", "float32", "bf16", "fp16"])
-def test_low_precision_is_for_products_the_weights_stay_float32(tmp_path: Path, precision: str) -> None:
+def test_weights_stay_float32_in_low_precision(tmp_path: Path, precision: str) -> None:
     class Watched(Toy):
         def loss(self, batch: Points) -> Loss:
             kinds.add(self.inner(batch.x).dtype)
@@ -534,9 +532,9 @@ def test_low_precision_is_for_products_the_weights_stay_float32(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(("wish", "times"), [("auto", 0), (False, 0), (True, 1)])
-def test_a_model_may_compile_itself(tmp_path: Path, wish: Any, times: int) -> None:
+def test_a_models_own_compile_is_called(tmp_path: Path, wish: Any, times: int) -> None:
     class Own(Toy):
-        def compile(self, *args: Any, **how: Any) -> None:
+        def compile(self, *args: Any, **options: Any) -> None:
             calls.append(args)
 
     calls: list[Any] = []
@@ -547,7 +545,7 @@ def test_a_model_may_compile_itself(tmp_path: Path, wish: Any, times: int) -> No
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # that it is a prototype
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_a_step_never_waits_for_the_gpu(optimizer: str) -> None:
+def test_steps_do_not_synchronize_with_the_gpu(optimizer: str) -> None:
     ranks = DistributedRanks(device=torch.device("cuda", 0))
     learner = Learner(Toy(0.3), quick(optimizer=optimizer, compile=False, accumulation_steps=2), ranks, last_step=None)
     stream = iter_step_batches(PointData(), ranks, accumulation_steps=2)
@@ -561,11 +559,11 @@ def test_a_step_never_waits_for_the_gpu(optimizer: str) -> None:
 
 
 @pytest.mark.gpu
-def test_a_gpu_learns_the_same(tmp_path: Path) -> None:
-    how = {"precision": "float32", "compile": False}
+def test_training_on_a_gpu_equals_the_cpu(tmp_path: Path) -> None:
+    options = {"precision": "float32", "compile": False}
     for device in ("cpu", "cuda"):
-        train(Toy(), PointData(), quick(device=device, **how), tmp_path / device, validate=judge_anywhere)
-    for cpu, gpu in zip(lines(tmp_path / "cpu", "train"), lines(tmp_path / "cuda", "train"), strict=True):
+        train(Toy(), PointData(), quick(device=device, **options), tmp_path / device, validate=judge_anywhere)
+    for cpu, gpu in zip(read_metrics(tmp_path / "cpu", "train"), read_metrics(tmp_path / "cuda", "train"), strict=True):
         assert gpu["loss"] == pytest.approx(cpu["loss"], rel=0.01)  # TF32
 
 
@@ -586,16 +584,16 @@ class Broken(PointData):
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
-def test_an_error_in_the_data_comes_with_its_own_words(tmp_path: Path, prefetch: int) -> None:
+def test_data_errors_are_raised_unchanged(tmp_path: Path, prefetch: int) -> None:
     before = threading.active_count()
     with pytest.raises(InputError, match=r"^example 13 is not well$"):
         train(Toy(), Broken(), quick(prefetch_batches=prefetch), tmp_path)
     assert threading.active_count() == before
     at = [13 in index for index in PointData().batches(0)].index(True)
-    assert len(lines(tmp_path, "train")) == at  # every batch before it was used
+    assert len(read_metrics(tmp_path, "train")) == at  # every batch before it was used
 
 
-def test_no_data_is_told(tmp_path: Path) -> None:
+def test_empty_data_raises(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing to train on: epoch 1 has no batches"):
         train(Toy(), Empty(), quick(), tmp_path)
 
@@ -605,12 +603,12 @@ class Empty(PointData):
         return []
 
 
-def test_a_single_example_trains(tmp_path: Path) -> None:
+def test_training_on_a_single_example(tmp_path: Path) -> None:
     summary = train(Toy(), PointData(length=1), quick(max_steps=None, max_epochs=3, accumulation_steps=2), tmp_path)
     assert (summary.num_steps, summary.num_labels) == (3, 3)
 
 
-def test_weights_of_another_model_are_refused_whole(tmp_path: Path) -> None:
+def test_weights_of_another_model_raise_and_change_nothing(tmp_path: Path) -> None:
     train(Toy(), PointData(), quick(max_steps=2), tmp_path)
     other = Toy()
     other.read = nn.Linear(3, 7)
@@ -628,7 +626,7 @@ def _no_thread_stays() -> Iterator[None]:
     assert threading.active_count() <= before + 1  # TensorBoard may keep one of its own
 
 
-def test_alarms_are_sounded_once_and_stand_in_the_summary(tmp_path: Path) -> None:
+def test_alarms_are_reported_once_and_in_the_summary(tmp_path: Path) -> None:
     spoken = io.StringIO()
     console = Console(file=spoken, width=300)
 
@@ -640,7 +638,7 @@ def test_alarms_are_sounded_once_and_stand_in_the_summary(tmp_path: Path) -> Non
     [alarm] = summary.alarms
     assert alarm.startswith("attention never became diagonal: its diagonality was at most 0.10 after 100%")
     assert spoken.getvalue().count("ALARM: attention never") == 2  # when it is found, and at the end
-    steps = [line["step"] for line in lines(tmp_path) if line["event"] == "alarm"]
+    steps = [line["step"] for line in read_metrics(tmp_path) if line["event"] == "alarm"]
     assert steps == [4, 6, 8, 10]  # a third of the training is too early to say
     again = train(Toy(), PointData(), settings, tmp_path, validate=never_diagonal)
     assert again.alarms == summary.alarms

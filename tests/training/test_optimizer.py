@@ -18,7 +18,7 @@ def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> N
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_a_step_after_it_was_brought_back_is_the_same(layout: torch.memory_format) -> None:
+def test_restored_state_gives_the_same_steps(layout: torch.memory_format) -> None:
     """However the parameters lie in memory: a file knows nothing of that."""
     torch.manual_seed(1)
     model = nn.Conv2d(3, 11, 3).to(memory_format=layout)
@@ -40,7 +40,7 @@ def test_a_step_after_it_was_brought_back_is_the_same(layout: torch.memory_forma
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_sgd_is_that_of_pytorch(momentum: float) -> None:
+def test_sgd_equals_pytorch(momentum: float) -> None:
     torch.manual_seed(1)
     ours, theirs = nn.Conv2d(3, 11, 3), nn.Conv2d(3, 11, 3)
     theirs.load_state_dict(ours.state_dict())
@@ -52,7 +52,7 @@ def test_sgd_is_that_of_pytorch(momentum: float) -> None:
     assert torch.equal(ours.bias, theirs.bias)
 
 
-def test_a_first_step_that_is_skipped_leaves_no_momentum() -> None:
+def test_a_skipped_first_step_leaves_no_momentum() -> None:
     """PyTorch's own would leave what the memory happened to hold."""
     model = nn.Conv2d(3, 11, 3)
     optimizer = build_optimizer(model, TrainConfig(optimizer="sgd", momentum=0.9))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from training_toy import PointData, Points, Toy, judge, lines, quick, same, state
+from training_toy import PointData, Points, Toy, quick, read_metrics, read_state, tensors_equal, validate_toy
 
 from jumok.attention import gpu_support
 from jumok.attention.gpu_support import GPUProperties
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
         (GPUProperties((9, 4), 65_536, is_rocm=True), torch.bfloat16),
     ],
 )
-def test_auto_takes_bfloat16_where_the_gpu_has_it(
+def test_auto_precision_is_bfloat16_if_the_gpu_supports_it(
     gpu: GPUProperties | None, found: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_support, "get_gpu_properties", lambda device: gpu)
@@ -41,7 +41,7 @@ def test_auto_takes_bfloat16_where_the_gpu_has_it(
     assert select_autocast_dtype(quick(precision="float32"), CPU) is None
 
 
-def test_the_scale_is_that_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_scale_equals_that_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Step by step as torch.amp.GradScaler, over overflows now and then."""
     monkeypatch.setattr(precision, "GROWTH_INTERVAL", 3)
     ours, theirs = LossScaler(CPU), torch.amp.GradScaler("cpu", growth_interval=3)
@@ -70,8 +70,8 @@ class Overflowing(Toy):
         return loss
 
 
-def learner_of(model: Toy, **how: Any) -> Learner:
-    return Learner(model, quick(precision="fp16", **how), DistributedRanks(), last_step=None)
+def learner_of(model: Toy, **options: Any) -> Learner:
+    return Learner(model, quick(precision="fp16", **options), DistributedRanks(), last_step=None)
 
 
 @pytest.fixture
@@ -87,12 +87,12 @@ def test_steps_that_overflow_are_skipped(optimizer: str) -> None:
     stream = iter_step_batches(PointData(), DistributedRanks(), accumulation_steps=1)
     before = {name: weight.clone() for name, weight in learner.gather_weights().items()}
     skipped = [learner.step(next(stream), number) for number in (1, 2)]
-    assert same(before, learner.gather_weights())
+    assert tensors_equal(before, learner.gather_weights())
     assert not any(moment.any() for name, moment in learner.gather_optimizer_state().items() if "/" in name)
     assert [row[2].item() for row in skipped] == [0.0, 0.0]
     row = learner.step(next(stream), 3)
     assert row[2] > 0
-    assert not same(before, learner.gather_weights())
+    assert not tensors_equal(before, learner.gather_weights())
     assert learner.gather_optimizer_state()["loss_scale"] == 256.0
     assert learner.gather_optimizer_state()["loss_scale_good_steps"] == 1
 
@@ -118,24 +118,24 @@ def test_a_scaled_gradient_is_unscaled_before_it_is_clipped() -> None:
 @pytest.mark.usefixtures("from_1024")
 def test_training_resumes_with_identical_results(tmp_path: Path) -> None:
     """The scale is part of the state: without it, the second half would skip two steps again."""
-    how: dict[str, Any] = {"precision": "fp16", "average_checkpoints": 0}
-    train(Overflowing(), PointData(), quick(**how), tmp_path / "whole", validate=judge)
+    options: dict[str, Any] = {"precision": "fp16", "average_checkpoints": 0}
+    train(Overflowing(), PointData(), quick(**options), tmp_path / "whole", validate=validate_toy)
     for steps in (4, 11):
-        train(Overflowing(), PointData(), quick(max_steps=steps, **how), tmp_path / "halves", validate=judge)
-    whole, halves = state(tmp_path / "whole"), state(tmp_path / "halves")
+        train(Overflowing(), PointData(), quick(max_steps=steps, **options), tmp_path / "halves", validate=validate_toy)
+    whole, halves = read_state(tmp_path / "whole"), read_state(tmp_path / "halves")
     assert "loss_scale" in str(list(whole))
-    assert same(*({n: x for n, x in s.items() if not n.startswith("best")} for s in (whole, halves)))
-    norms = [line["gradient_norm"] for line in lines(tmp_path / "halves", "train")]
+    assert tensors_equal(*({n: x for n, x in s.items() if not n.startswith("best")} for s in (whole, halves)))
+    norms = [line["gradient_norm"] for line in read_metrics(tmp_path / "halves", "train")]
     assert norms[:2] == [0.0, 0.0]
     assert all(norms[2:])
 
 
-def test_a_run_may_go_on_in_another_precision(tmp_path: Path) -> None:
+def test_resuming_in_another_precision(tmp_path: Path) -> None:
     for steps, kind in enumerate(("fp16", "float32", "fp16"), 3):
         train(Toy(), PointData(), quick(max_steps=steps, precision=kind), tmp_path)
 
 
-def test_a_gradient_that_is_never_finite_is_divergence(tmp_path: Path) -> None:
+def test_gradients_that_stay_non_finite_raise(tmp_path: Path) -> None:
     class Broken(Overflowing):
         limit = 0.0
 
@@ -144,7 +144,7 @@ def test_a_gradient_that_is_never_finite_is_divergence(tmp_path: Path) -> None:
     assert caught.value.step == 17  # at 65536 / 2¹⁶ = 1
 
 
-def test_a_loss_that_is_not_finite_is_divergence_at_once(tmp_path: Path) -> None:
+def test_a_non_finite_loss_raises_immediately(tmp_path: Path) -> None:
     class Poisoned(PointData):
         def collate(self, index: np.ndarray) -> Points:
             points = super().collate(index)
@@ -157,10 +157,10 @@ def test_a_loss_that_is_not_finite_is_divergence_at_once(tmp_path: Path) -> None
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("graphs", [True, False])
-def test_float16_learns_on_a_gpu(graphs: bool, tmp_path: Path) -> None:
-    how: dict[str, Any] = {"precision": "fp16", "compile": False, "max_steps": 40}
-    train(Toy(), PointData(), quick(device="cpu", **how), tmp_path / "cpu")
-    train(Toy(), PointData(), quick(device="cuda", cuda_graphs=graphs, **how), tmp_path / "cuda")
-    cpu, gpu = (lines(tmp_path / device, "train") for device in ("cpu", "cuda"))
+def test_float16_training_on_a_gpu(graphs: bool, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"precision": "fp16", "compile": False, "max_steps": 40}
+    train(Toy(), PointData(), quick(device="cpu", **options), tmp_path / "cpu")
+    train(Toy(), PointData(), quick(device="cuda", cuda_graphs=graphs, **options), tmp_path / "cuda")
+    cpu, gpu = (read_metrics(tmp_path / device, "train") for device in ("cpu", "cuda"))
     for name in ("loss", "gradient_norm"):  # the same steps are skipped
         assert [line[name] for line in gpu] == pytest.approx([line[name] for line in cpu], rel=0.05)

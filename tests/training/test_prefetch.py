@@ -16,7 +16,7 @@ from jumok.training.distributed import DistributedRanks
 from jumok.training.prefetch import iter_step_batches, map_tensors, prefetch_items
 
 
-def test_it_works_ahead_but_not_further_than_asked() -> None:
+def test_prefetching_stops_at_its_depth() -> None:
     made: list[int] = []
 
     def items() -> Iterator[int]:
@@ -34,7 +34,7 @@ def test_it_works_ahead_but_not_further_than_asked() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
 
 
-def test_an_error_comes_after_all_that_was_well() -> None:
+def test_errors_come_after_the_items_before_them() -> None:
     def items() -> Iterator[int]:
         yield from (1, 2)
         raise KeyError("three")
@@ -46,12 +46,12 @@ def test_an_error_comes_after_all_that_was_well() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 4])
-def test_the_end_comes_at_the_end(depth: int) -> None:
+def test_all_items_are_returned(depth: int) -> None:
     assert list(prefetch_items(iter(range(7)), depth)) == list(range(7))
     assert list(prefetch_items(iter(()), depth)) == []
 
 
-def test_the_processes_share_each_batch_and_all_take_as_many_turns() -> None:
+def test_ranks_share_each_batch() -> None:
     data, world, turns = PointData(), 3, 2
     shares = [iter_step_batches(data, DistributedRanks(rank, world), turns) for rank in range(world)]
     for step in range(12):
@@ -67,7 +67,7 @@ def test_the_processes_share_each_batch_and_all_take_as_many_turns() -> None:
         assert len(idle) == (5 if position == 4 else 0)  # the last batch has one example for six parts
 
 
-def test_work_begins_where_it_is_told() -> None:
+def test_starting_in_the_middle_of_an_epoch() -> None:
     from_there = iter_step_batches(PointData(), DistributedRanks(), 1, epoch=2, epoch_step=3)
     work = next(from_there)
     assert work.micro_batches[0][0].index == tuple(PointData().batches(2)[3].tolist())
@@ -82,7 +82,7 @@ class Odd:
     word: str = "word"
 
 
-def test_every_tensor_of_a_batch_is_reached() -> None:
+def test_map_tensors_reaches_every_tensor() -> None:
     pairs = Seq2SeqBatch.from_sequences([[7, 8], [9]], [[5], [6, 4]], example_indices=[3, 1])
     batch = Odd(pairs, [torch.ones(2)], {"x": torch.ones(3)})
     changed = map_tensors(batch, lambda x: x + 100)

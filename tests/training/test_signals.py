@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from torch import nn
-from training_toy import PointData, Points, Toy, judge, lines, quick, same, state
+from training_toy import PointData, Points, Toy, quick, read_metrics, read_state, tensors_equal, validate_toy
 
 from jumok.training import TrainingInterrupted, ValidationReport, train
 from jumok.training.signals import SignalHandler
@@ -32,7 +32,7 @@ class Stopping(PointData):
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_and_the_run_goes_on_to_the_bit(tmp_path: Path, number: int, status: int) -> None:
+def test_a_signal_saves_and_the_run_resumes_with_identical_results(tmp_path: Path, number: int, status: int) -> None:
     settings = quick(prefetch_batches=0, save_every=100, log_every=3)
     before = [signal.getsignal(handler) for handler in HANDLERS]
     with pytest.raises(TrainingInterrupted, match="after step 5; a checkpoint is saved") as stop:
@@ -42,30 +42,30 @@ def test_a_signal_saves_and_the_run_goes_on_to_the_bit(tmp_path: Path, number: i
     assert (tmp_path / "broken" / "state" / "00000005").exists()
     train(Toy(0.3, seed=4), PointData(), settings, tmp_path / "broken")
     train(Toy(0.3), PointData(), settings, tmp_path / "whole")
-    assert lines(tmp_path / "broken") == lines(tmp_path / "whole")
-    assert same(state(tmp_path / "broken"), state(tmp_path / "whole"))
+    assert read_metrics(tmp_path / "broken") == read_metrics(tmp_path / "whole")
+    assert tensors_equal(read_state(tmp_path / "broken"), read_state(tmp_path / "whole"))
 
 
-def test_a_validation_is_not_waited_for_and_is_done_again(tmp_path: Path) -> None:
+def test_an_interrupted_validation_is_repeated(tmp_path: Path) -> None:
     settings = quick(max_steps=6, validate_every=3, average_checkpoints=2)
     ended = []
 
     def slow(model: nn.Module) -> ValidationReport:
         os.kill(os.getpid(), signal.SIGTERM)
         ended.append(True)
-        return judge(model)
+        return validate_toy(model)
 
     with pytest.raises(TrainingInterrupted, match="after step 3"):
         train(Toy(0.3), PointData(), settings, tmp_path / "broken", validate=slow)
     assert not ended
-    assert not lines(tmp_path / "broken", "validation")
+    assert not read_metrics(tmp_path / "broken", "validation")
     for folder in ("broken", "whole"):
-        train(Toy(0.3), PointData(), settings, tmp_path / folder, validate=judge)
-    assert lines(tmp_path / "broken") == lines(tmp_path / "whole")
-    assert same(state(tmp_path / "broken"), state(tmp_path / "whole"))
+        train(Toy(0.3), PointData(), settings, tmp_path / folder, validate=validate_toy)
+    assert read_metrics(tmp_path / "broken") == read_metrics(tmp_path / "whole")
+    assert tensors_equal(read_state(tmp_path / "broken"), read_state(tmp_path / "whole"))
 
 
-def test_a_signal_while_the_average_is_validated_saves_no_average(tmp_path: Path) -> None:
+def test_a_signal_during_validation_of_the_average(tmp_path: Path) -> None:
     settings = quick(max_steps=6, validate_every=3, average_checkpoints=2)
     calls = []
 
@@ -73,17 +73,17 @@ def test_a_signal_while_the_average_is_validated_saves_no_average(tmp_path: Path
         calls.append(True)
         if len(calls) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
-        return judge(model)
+        return validate_toy(model)
 
     with pytest.raises(TrainingInterrupted, match="after step 6"):
         train(Toy(0.3), PointData(), settings, tmp_path / "broken", validate=last_is_slow)
     for folder in ("broken", "whole"):
-        train(Toy(0.3), PointData(), settings, tmp_path / folder, validate=judge)
-    assert lines(tmp_path / "broken") == lines(tmp_path / "whole")
-    assert same(state(tmp_path / "broken"), state(tmp_path / "whole"))
+        train(Toy(0.3), PointData(), settings, tmp_path / folder, validate=validate_toy)
+    assert read_metrics(tmp_path / "broken") == read_metrics(tmp_path / "whole")
+    assert tensors_equal(read_state(tmp_path / "broken"), read_state(tmp_path / "whole"))
 
 
-def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_stops_immediately(tmp_path: Path) -> None:
     before = [signal.getsignal(handler) for handler in HANDLERS]
     with pytest.raises(KeyboardInterrupt):
         train(Toy(), Stopping(5, signal.SIGINT, times=2), quick(prefetch_batches=0, save_every=100), tmp_path)

@@ -1,10 +1,10 @@
-"""Kills a training with SIGKILL, lets it go on, and says where it differs from an unbroken one.
+"""Kills a training with SIGKILL, resumes it, and prints where it differs from an uninterrupted one.
 
     python training_kills.py FOLDER TIMED POINTS
 
 TIMED kills come at random moments, two in one run. POINTS kills come at calls to the file system, spread over
-all those that a run makes: just before or just after a file is synced, renamed or removed. Each run is a fork
-of this process, which is much faster than a new one; so this process itself must never train.
+all calls of a run: just before or just after a file is synced, renamed or removed. Each run is a fork of this
+process, which is much faster than a new process; so this process itself must never train.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 import torch._dynamo  # the optimiser imports it: once here, not in every fork
-from training_toy import PointData, Toy, judge, lines, quick, same, state
+from training_toy import PointData, Toy, quick, read_metrics, read_state, tensors_equal, validate_toy
 
 from jumok.training import train
 
@@ -34,11 +34,11 @@ SETTINGS = quick(
     log_every=2,
     accumulation_steps=2,
 )
-CALLS = ("fsync", "replace", "unlink", "rmdir")  # whatever changes the disk for good
+CALLS = ("fsync", "replace", "unlink", "rmdir")  # calls that change the disk
 
 
 def forked(work: Callable[[], object]) -> int:
-    """The number of a process that does this work."""
+    """Start a process that does this work; returns its id."""
     process = os.fork()
     if process == 0:
         torch.set_num_threads(1)
@@ -52,18 +52,18 @@ def forked(work: Callable[[], object]) -> int:
 
 
 def run(folder: Path) -> None:
-    train(Toy(dropout=0.3), PointData(), SETTINGS, folder, validate=judge)
+    train(Toy(dropout=0.3), PointData(), SETTINGS, folder, validate=validate_toy)
 
 
 def counting(folder: Path, until: int, after: bool, calls: list[str]) -> None:
-    """Run, and die at the call of this number."""
+    """Run, and kill the process at the call of this number."""
 
     def deadly(real: Callable[..., object]) -> Callable[..., object]:
-        def counted(*args: object, **how: object) -> object:
+        def counted(*args: object, **options: object) -> object:
             calls.append(real.__name__)
             if len(calls) == until and not after:
                 os.kill(os.getpid(), signal.SIGKILL)
-            result = real(*args, **how)
+            result = real(*args, **options)
             if len(calls) == until:
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
@@ -76,7 +76,7 @@ def counting(folder: Path, until: int, after: bool, calls: list[str]) -> None:
 
 
 def finished(folder: Path) -> bool:
-    """Whether a run to the end, unharmed, ended well."""
+    """Run to the end in a process; returns whether it succeeded."""
     return os.waitpid(forked(lambda: run(folder)), 0)[1] == 0
 
 
@@ -107,11 +107,15 @@ def main(folder: Path, timed: int, points: int) -> dict[str, object]:
                 time.sleep(when)
                 os.kill(process, signal.SIGKILL)
             killed += os.WIFSIGNALED(os.waitpid(process, 0)[1])
-        if not finished(broken) or lines(broken) != lines(whole) or not same(state(broken), state(whole)):
+        if (
+            not finished(broken)
+            or read_metrics(broken) != read_metrics(whole)
+            or not tensors_equal(read_state(broken), read_state(whole))
+        ):
             differ.append(f"{kind} {times}")
             shutil.copytree(broken, folder / f"differs at {kind} {times}")
         shutil.rmtree(broken)
-    return {"killed": killed, "calls": number, "differ": differ, "steps": len(lines(whole, "train"))}
+    return {"killed": killed, "calls": number, "differ": differ, "steps": len(read_metrics(whole, "train"))}
 
 
 if __name__ == "__main__":

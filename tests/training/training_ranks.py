@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from training_toy import PointData, Points, Toy, judge, quick
+from training_toy import PointData, Points, Toy, quick, validate_toy
 
 from jumok.errors import InputError
 from jumok.training import (
@@ -47,7 +47,7 @@ def cases(folder: Path, ranks: DistributedRanks) -> None:
     def validate(model: nn.Module) -> ValidationReport:
         assert ranks.is_main
         assert type(model) is Toy  # a plain model, that one process can use alone
-        return judge(model, PointData(**DATA))
+        return validate_toy(model, PointData(**DATA))
 
     def run(name: str, settings: TrainConfig, data: PointData | None = None) -> Toy:
         model = Toy(seed=3 + ranks.rank).double()  # all begin with the first one's weights

@@ -1,6 +1,6 @@
-"""A model and data so small that a run takes milliseconds, with all that could go wrong.
+"""A model and data so small that a run takes milliseconds.
 
-Dropout, tied weights, examples of different sizes, layers in a list, a buffer.
+They have dropout, tied weights, examples of different sizes, layers in a list and a buffer.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from jumok.batches.tokens import Loss
 from jumok.training import TrainConfig, ValidationReport
 from jumok.training.weights import read_safetensors
 
-TIMES = {"seconds", "labels_per_second"}  # figures that no two runs share
+TIMES = {"seconds", "labels_per_second"}  # metrics that differ between runs
 
 
 @dataclass(frozen=True, eq=False)
 class Points:
     x: Tensor  # (B, 3)
     y: Tensor  # (B, 2)
-    sizes: Tensor  # (B,), how many places each example counts for
+    sizes: Tensor  # (B,), weight of each example
     count: int
     index: tuple[int, ...]
 
@@ -89,21 +89,21 @@ class Toy(nn.Module):
         return Loss(total, batch.count, {"nll": errors.detach().sum()})
 
 
-def judge(model: nn.Module, data: PointData | None = None) -> ValidationReport:
-    """The mean error over all examples; the smaller, the better."""
+def validate_toy(model: nn.Module, data: PointData | None = None) -> ValidationReport:
+    """Validate by the mean error over all examples; lower is better."""
     data = data or PointData()
     loss = model.loss(data.collate(np.arange(len(data.x))))
     return ValidationReport({"error": loss.total.item() / loss.count}, "error", higher_is_better=False)
 
 
 def quick(**changes: Any) -> TrainConfig:
-    """Settings for a test: a few steps, each of them logged."""
+    """Settings of a short training that logs each step."""
     usual: dict[str, Any] = {"max_steps": 11, "warmup_steps": 0, "learning_rate": 0.01, "log_every": 1}
     return TrainConfig(**{**usual, "tensorboard": False, "device": "cpu", **changes})
 
 
-def lines(folder: Path, event: str | None = None) -> list[dict[str, Any]]:
-    """What metrics.jsonl holds, without the times."""
+def read_metrics(folder: Path, event: str | None = None) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without times."""
     every = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
         {name: value for name, value in line.items() if name not in TIMES}
@@ -112,14 +112,14 @@ def lines(folder: Path, event: str | None = None) -> list[dict[str, Any]]:
     ]
 
 
-def state(folder: Path) -> dict[str, Tensor]:
-    """All tensors of the newest state, and the best weights."""
+def read_state(folder: Path) -> dict[str, Tensor]:
+    """All tensors of the newest checkpoint, and the best weights."""
     (newest,) = (folder / "state").glob("[0-9]*")
     files = {name: newest / f"{name}.safetensors" for name in ("model", "optimizer")}
     files["best"] = folder / "model.safetensors"
     return {f"{kind}: {name}": x for kind, file in files.items() for name, x in read_safetensors(file).items()}
 
 
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    """Whether all tensors are equal to the bit."""
+def tensors_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    """Whether all tensors are exactly equal."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
