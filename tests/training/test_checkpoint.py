@@ -224,7 +224,7 @@ def test_damaged_snapshots_are_left_out_of_the_average(run: Path, cut: bool) -> 
         )
         assert summary.best is not None
         assert (summary.best.step, summary.best.num_averaged) == (steps, averaged)
-        (line,) = (one for one in file.getvalue().splitlines() if "damaged" in one)
+        (line,) = (one for one in file.getvalue().splitlines() if "missing or damaged" in one)
         assert line.endswith(message)
         assert all(f"{step:08}.safetensors" in line for step in lost)
 
