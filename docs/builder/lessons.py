@@ -47,10 +47,10 @@ def check_languages(notebook: Notebook, name: str) -> None:
             lang = cell.metadata.get("lang")
             if lang != expected:
                 told = "a text without lang" if lang is None else f'a text with lang="{lang}"'
-                raise LessonError(f'{name}, cell {number}: {told} came; expected lang="{expected}"')
+                raise LessonError(f'{name}, cell {number}: {told} is invalid; expected lang="{expected}"')
             expected = LANGUAGES[1 - LANGUAGES.index(lang)]
         elif expected != LANGUAGES[0]:
-            raise LessonError(f"{name}, cell {number}: code came; expected the Korean of the text above it")
+            raise LessonError(f"{name}, cell {number}: code is invalid; expected the Korean of the text above it")
     if expected != LANGUAGES[0]:
         raise LessonError(f"{name}: its last text is not there in Korean")
 

@@ -274,7 +274,7 @@ def _find_oversized(tree: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(value, Mapping):
             pending += [(f"{key}.{inner_key}", inner_value) for inner_key, inner_value in value.items()]
         elif isinstance(value, int) and value > MAX_SIZE:
-            yield f"{key}: {value} came; a size is at most {MAX_SIZE:,}"
+            yield f"{key}: {value} is too large; a size is at most {MAX_SIZE:,}"
 
 
 def _select_schema(recipe_types: Mapping[str, type], tree: Mapping[str, Any], name: str) -> Any:
@@ -288,7 +288,7 @@ def _select_schema(recipe_types: Mapping[str, type], tree: Mapping[str, Any], na
     if model_type not in recipe_types:
         matches = difflib.get_close_matches(str(model_type), recipe_types, n=1, cutoff=0.5)
         suggestion = f"; did you mean {matches[0]}?" if matches else ""
-        message = f"model.type: {model_type!r} came; it is one of {', '.join(recipe_types)}{suggestion}"
+        message = f"model.type: {model_type!r} is unknown; expected one of {', '.join(recipe_types)}{suggestion}"
         raise _build_error(name, [message])
     return recipe_types[model_type]
 
@@ -337,7 +337,7 @@ def _format_problem(problem: Any, schema: type, tree: Mapping[str, Any]) -> str:
     if problem["type"].startswith("union_tag"):
         tags = problem["ctx"].get("expected_tags")
         value = problem["input"].get("type")
-        return f"{dotted}.type: " + (f"{value!r} came; it is one of {tags}" if tags else "this is missing")
+        return f"{dotted}.type: " + (f"{value!r} is unknown; expected one of {tags}" if tags else "this is missing")
     message = problem["msg"].removeprefix("Value error, ")
     if not dotted:
         return str(message)
@@ -345,7 +345,7 @@ def _format_problem(problem: Any, schema: type, tree: Mapping[str, Any]) -> str:
     is_section = isinstance(value, Mapping) or dataclasses.is_dataclass(value)
     if is_section:
         return f"{dotted}: {message}"
-    return f"{dotted}: {value!r} came; {message[0].lower()}{message[1:]}"
+    return f"{dotted}: {value!r} is invalid; {message[0].lower()}{message[1:]}"
 
 
 def _suggest_keys(keys: Sequence[str], known: Sequence[str]) -> list[str]:

@@ -299,11 +299,11 @@ def test_coverage_penalty_by_hand() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"beam_size": 0}, "beam_size: 0 came"),
-        ({"beam_size": 2.0}, "beam_size: 2.0 came"),
-        ({"beam_size": 3, "n_best": 4}, "n_best: 4 came with beam_size 3"),
-        ({"n_best": 0}, "n_best: 0 came"),
-        ({"length_penalty": -0.1}, "length_penalty: -0.1 came"),
+        ({"beam_size": 0}, "beam_size: 0 is invalid"),
+        ({"beam_size": 2.0}, "beam_size: 2.0 is invalid"),
+        ({"beam_size": 3, "n_best": 4}, "n_best: 4 given with beam_size 3"),
+        ({"n_best": 0}, "n_best: 0 given with"),
+        ({"length_penalty": -0.1}, "length_penalty: -0.1 is invalid"),
         ({"length_penalty": math.nan}, "length_penalty"),
     ],
 )

@@ -163,10 +163,10 @@ def test_nan_scores_raise(table_model, sync_every, search, interval: int) -> Non
 @pytest.mark.parametrize("search", [greedy_search, sample, beam_search])
 def test_invalid_arguments_raise(table_model, search) -> None:
     model, source = table_model(lambda n, prefix: only(A=0.0)), Tokens.pad([[7, EOS]])
-    with pytest.raises(InputError, match=r"packed sentences came.*Tokens\.pad"):
+    with pytest.raises(InputError, match=r"got packed sentences.*Tokens\.pad"):
         search(model, Tokens.pack([[7, EOS]]))
     for longest in (0, -3, 2.5, True, lambda n: 0, lambda n: n / 2):
-        with pytest.raises(InputError, match=r"max_length: .* came"):
+        with pytest.raises(InputError, match=r"max_length: .* is invalid"):
             search(model, source, max_length=longest)
     with pytest.raises(InputError, match="at least 4 words"):
         search(table_model(lambda n, prefix: [0.0, 0.0, 0.0]), source)

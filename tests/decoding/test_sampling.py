@@ -17,7 +17,7 @@ MANY = 20_000
 
 
 def drawn(temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None) -> torch.Tensor:
-    """How often each of the six words came."""
+    """How often each of the six words was drawn."""
     luck = torch.rand(MANY, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     words = sample_tokens(SHARES.log().expand(MANY, -1), luck, temperature, top_k, top_p)
     return words.bincount(minlength=len(SHARES))
@@ -129,13 +129,13 @@ def test_top_k_1_is_greedy(table_model, random_scores, sentences) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"temperature": 0}, "temperature: 0 came.*greedy"),
+        ({"temperature": 0}, "temperature: 0 is invalid.*greedy"),
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": math.nan}, "temperature"),
         ({"temperature": math.inf}, "temperature"),
-        ({"top_k": 0}, "top_k: 0 came"),
+        ({"top_k": 0}, "top_k: 0 is invalid"),
         ({"top_k": 2.5}, "top_k"),
-        ({"top_p": 0.0}, "top_p: 0.0 came"),
+        ({"top_p": 0.0}, "top_p: 0.0 is invalid"),
         ({"top_p": 1.5}, "top_p"),
         ({"top_p": math.nan}, "top_p"),
     ],

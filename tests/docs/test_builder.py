@@ -87,9 +87,9 @@ def test_an_error_names_the_lesson_and_the_cell(tiny: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (('lang="ko"\n# # 하', "\n# # 하"), "cell 2: a text without lang came"),
+        (('lang="ko"\n# # 하', "\n# # 하"), "cell 2: a text without lang"),
         (('# %% [markdown] lang="ko"\n# 이것으로 끝입니다.\n', ""), "its last text is not there in Korean"),
-        (('# %% [markdown] lang="ko"\n# # 하나 더하기 하나\n#\n# 덧셈입니다.\n', ""), "cell 2: code came"),
+        (('# %% [markdown] lang="ko"\n# # 하나 더하기 하나\n#\n# 덧셈입니다.\n', ""), "cell 2: code is invalid"),
     ],
 )
 def test_a_text_in_one_language_only_is_told(change: tuple[str, str], told: str) -> None:

@@ -87,9 +87,9 @@ def test_classify_a_pair_with_a_named_model(client: TestClient, predictors: dict
     expected = predictors["pairs"].classify(request["text"], request["text_pair"])
     assert (response["label"], response["probability"]) == (expected.label, pytest.approx(expected.classes[0][1]))
     alone = client.post("/classify", json={"text": "x", "model": "pairs"})
-    assert (alone.status_code, alone.json()["error"]) == (422, "this model reads two texts, but one came")
+    assert (alone.status_code, alone.json()["error"]) == (422, "this model reads two texts, but got one")
     both = client.post("/classify", json={"text": "x", "text_pair": "y"})
-    assert (both.status_code, both.json()["error"]) == (422, "this model reads one text, but two came")
+    assert (both.status_code, both.json()["error"]) == (422, "this model reads one text, but got two")
 
 
 def test_tag(client: TestClient, predictors: dict[str, Any]) -> None:

@@ -137,7 +137,7 @@ def test_attention_page(client: TestClient) -> None:
         ({"text": "..."}, 422, "has nothing to speak"),
         ({"text": "한국"}, 422, "the voice does not know"),
         ({"text": "six " * 501}, 413, "2,004 characters; this server accepts at most 2,000"),
-        ({"text": "six", "style_weights": [1.0]}, 422, "style_weights: 1 weights came; this voice has 8"),
+        ({"text": "six", "style_weights": [1.0]}, 422, "style_weights: 1 weights given; this voice has 8"),
         ({"text": "six", "style_weights": ["1"] * 8}, 422, "style_weights"),
         ({"text": "six", "style_weights": [1e9] * 8}, 422, "style_weights"),
         (

@@ -279,7 +279,7 @@ def test_invalid_options(run: Run) -> None:
         list(predictor.classify("lovely").to_lines(alignments=True))
     with pytest.raises(InputError, match="--target"):
         predictor.build_viewer_data("lovely", "x")
-    with pytest.raises(InputError, match="two came"):
+    with pytest.raises(InputError, match="got two"):
         predictor.classify("one", "two")
     with pytest.raises(InputError, match="it is test or valid"):
         evaluate(predictor, "train", NBestOptions(), QUIET)

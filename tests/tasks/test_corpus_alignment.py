@@ -119,7 +119,7 @@ def test_lines_that_are_not_pairs_are_described(tmp_path: Path) -> None:
     assert "p.txt:3: invalid UTF-8" in str(pairs[2])
     assert str(pairs[4]).endswith("p.txt:5: an empty line")
     for names in (["a", "b", "c"], ["-", "a"], ["a", "-"]):
-        with pytest.raises(InputError, match=f"{' '.join(names)} came; name one file with both sides"):
+        with pytest.raises(InputError, match=f"{' '.join(names)} is invalid; name one file with both sides"):
             read_pairs(names, TranslationDataConfig())
     with pytest.raises(InputError, match="no file or data set"):
         read_pairs(["missing.tsv"], TranslationDataConfig())
@@ -157,7 +157,7 @@ def test_errors_are_found_before_anything_is_written(aligner: WordAligner, tmp_p
     output = Output([], [])
     with pytest.raises(InputError, match=r"pair 2 has a link from word 0 to word 99.*--gold-target-first"):
         run_job(aligner, [path], output, gold_alignments=gold)
-    with pytest.raises(InputError, match=r"^head 99 came; this model"):
+    with pytest.raises(InputError, match=r"^head 99 is invalid; this model"):
         run_job(aligner, [path], output, view_filter=AlignmentViewFilter(head=99))
     assert not output.lines
 

@@ -169,7 +169,7 @@ def test_texts_with_fewer_than_two_words_are_left_out(tmp_path: Path) -> None:
     assert "fewer than two words, left out: 3" in read_output(output)
     with pytest.raises(InputError, match="of 3 texts, none has words"):
         faithfulness.compute_faithfulness(WordCounter(tmp_path, []), ["", "", ""], QUIET)
-    with pytest.raises(InputError, match="no texts came"):
+    with pytest.raises(InputError, match="no texts given"):
         faithfulness.compute_faithfulness(WordCounter(tmp_path, []), [], QUIET)
     with pytest.raises(InputError, match="at least one text"):
         faithfulness.compute_faithfulness(WordCounter(tmp_path, []), ["a b"], QUIET, max_texts=0)

@@ -231,7 +231,7 @@ def test_a_recording_on_a_full_disk_is_reported(tmp_path: Path) -> None:
 def test_an_impossible_size_is_reported_with_its_key(jumok: Callable[..., Result], key: str) -> None:
     result = jumok("train", "bahdanau", f"{key}={10**12}", "--out", "run")
     assert result.status == 1
-    assert f"{key}: 1000000000000 came" in result.err
+    assert f"{key}: 1000000000000 is too large" in result.err
     assert not Path("run").exists()
 
 

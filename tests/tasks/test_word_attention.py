@@ -263,7 +263,7 @@ def test_empty_short_and_long_texts(predictor: Any) -> None:
     assert whole.weights.sum(1) == pytest.approx(np.ones(whole.num_hops), abs=1e-3)
     with pytest.raises(InputError, match="too many for a figure"):
         predictor.draw_attention(next(predictor.predict([long], NBestOptions())), Path("x.png"))
-    with pytest.raises(InputError, match="reads one text, but two came"):
+    with pytest.raises(InputError, match="reads one text, but got two"):
         predictor.classify("a", "b")
     with pytest.raises(InputError, match="cannot be exported"):
         predictor.export("hf", Path("x"))
@@ -273,7 +273,7 @@ def test_empty_short_and_long_texts(predictor: Any) -> None:
 
 def test_typos_in_a_recipe() -> None:
     base = {"task": "classify", "data": {"train": "x"}}
-    with pytest.raises(InputError, match=r"model\.type: 'hierachical' came; .* did you mean hierarchical\?"):
+    with pytest.raises(InputError, match=r"model\.type: 'hierachical' is invalid; .* did you mean hierarchical\?"):
         recipe.parse({**base, "model": {"type": "hierachical"}})
     with pytest.raises(InputError, match=r"model\.hops: .*did you mean model\.num_hops\?"):
         recipe.parse({**base, "model": {"type": "self_attentive", "hops": 3}})

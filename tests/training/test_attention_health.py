@@ -96,7 +96,7 @@ def test_half_precision_maps() -> None:
 
 
 def test_wrong_shapes_raise() -> None:
-    with pytest.raises(InputError, match=r"a map \(2, 2\) came with 1 query lengths"):
+    with pytest.raises(InputError, match=r"a map \(2, 2\) given with 1 query lengths"):
         compute_attention_health([torch.eye(2)], [2])
     with pytest.raises(InputError, match="2 query lengths"):
         compute_attention_health([SHARP], [2, 2])

@@ -180,10 +180,10 @@ def _add_coverage(
 
 def _check_options(beam_size: int, n_best: int, length_penalty: float) -> None:
     if not isinstance(beam_size, int) or isinstance(beam_size, bool) or beam_size < 1:
-        raise InputError(f"beam_size: {beam_size!r} came; expected an integer of at least 1")
+        raise InputError(f"beam_size: {beam_size!r} is invalid; expected an integer of at least 1")
     if not isinstance(n_best, int) or isinstance(n_best, bool) or not 1 <= n_best <= beam_size:
         raise InputError(
-            f"n_best: {n_best!r} came with beam_size {beam_size}; expected an integer from 1 to {beam_size}"
+            f"n_best: {n_best!r} given with beam_size {beam_size}; expected an integer from 1 to {beam_size}"
         )
     if not (math.isfinite(length_penalty) and length_penalty >= 0):
-        raise InputError(f"length_penalty: {length_penalty!r} came; expected a number of at least 0")
+        raise InputError(f"length_penalty: {length_penalty!r} is invalid; expected a number of at least 0")

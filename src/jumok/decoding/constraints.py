@@ -50,7 +50,7 @@ class SearchInputs:
 def select_nonempty(source: Tokens, max_length: LengthLimit) -> SearchInputs:
     """Select the sentences of ``source`` that are not empty, with their length limits."""
     if source.packed:
-        raise InputError("packed sentences came; a search needs padded ones: make them with Tokens.pad(…)")
+        raise InputError("got packed sentences; a search needs padded ones: make them with Tokens.pad(…)")
     is_empty = _find_empty(source)
     rows = [row for row, empty in enumerate(is_empty) if not empty]
     max_lengths = [_resolve_max_length(max_length, source.lengths[row]) for row in rows]
@@ -107,7 +107,7 @@ def _resolve_max_length(max_length: LengthLimit, source_length: int) -> int:
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         context = f" (for a source of {source_length} ids)" if callable(max_length) else ""
         raise InputError(
-            f"max_length: {limit!r} came{context}; expected an integer of at least 1, or a function that "
+            f"max_length: {limit!r} is invalid{context}; expected an integer of at least 1, or a function that "
             "returns one for the length of a source"
         )
     return limit

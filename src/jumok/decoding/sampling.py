@@ -80,10 +80,10 @@ def sample_tokens(
 def _check_options(temperature: float, top_k: int | None, top_p: float | None) -> None:
     if not (math.isfinite(temperature) and temperature > 0):
         raise InputError(
-            f"temperature: {temperature!r} came; expected a number above 0 (use greedy search for the most "
+            f"temperature: {temperature!r} is invalid; expected a number above 0 (use greedy search for the most "
             "probable word at every step)"
         )
     if top_k is not None and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1):
-        raise InputError(f"top_k: {top_k!r} came; expected an integer of at least 1, or None")
+        raise InputError(f"top_k: {top_k!r} is invalid; expected an integer of at least 1, or None")
     if top_p is not None and not 0 < top_p <= 1:
-        raise InputError(f"top_p: {top_p!r} came; expected a number above 0 and at most 1, or None")
+        raise InputError(f"top_p: {top_p!r} is invalid; expected a number above 0 and at most 1, or None")

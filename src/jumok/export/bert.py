@@ -294,7 +294,7 @@ def export_bert(
             "export the encoder: export_bert(model.bert, …)"
         )
     if isinstance(model, BertClassifier | BertTagger) and labels and len(labels) != model.output.out_features:
-        raise InputError(f"{len(labels)} labels came for a model with {model.output.out_features} classes")
+        raise InputError(f"{len(labels)} labels given for a model with {model.output.out_features} classes")
     with create_export_folder(folder) as new:
         write_json(new / "config.json", _build_hf_config(model, tokenizer, labels))
         write_safetensors(_export_tensors(model), new / "model.safetensors")
@@ -376,7 +376,7 @@ def _get_encoder(model: nn.Module) -> Bert:
         return model
     if isinstance(model, BertPretrainingModel | BertClassifier | BertTagger | BertSpanExtractor):
         return model.bert
-    raise InputError(f"expected a BERT, with or without a head; a {type(model).__name__} came")
+    raise InputError(f"expected a BERT, with or without a head, got a {type(model).__name__}")
 
 
 def _split_weights(model: nn.Module) -> dict[str, dict[str, Tensor]]:

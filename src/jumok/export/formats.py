@@ -22,7 +22,7 @@ def export_run(
             f"--format {format_name}: it is one of {', '.join(FORMAT_NAMES)}; docs/export.md describes them"
         )
     if quantization is not None and format_name != "ctranslate2":
-        raise InputError(f"--quantization {quantization} needs --format ctranslate2; --format {format_name} came")
+        raise InputError(f"--quantization {quantization} needs --format ctranslate2, not --format {format_name}")
     if format_name == "ctranslate2":
         from jumok.export import ctranslate2
 

@@ -84,7 +84,7 @@ def export_marian(
 
 def _check_exportable(model: nn.Module) -> Transformer:
     if not isinstance(model, Transformer):
-        raise InputError(f"expected a Transformer; a {type(model).__name__} came, which transformers does not have")
+        raise InputError(f"expected a Transformer, got a {type(model).__name__}, which transformers does not have")
     if model.config.norm != "post":
         raise InputError(
             f"model.norm={model.config.norm!r} cannot be exported, because Marian normalizes after each "
@@ -97,7 +97,7 @@ def _check_tokenizer(name: str, tokenizer: Tokenizer | None, vocab_size: int) ->
     if tokenizer is None:
         return
     if not isinstance(tokenizer, Tokenizer):
-        raise InputError(f"{name}: expected a tokenizers.Tokenizer; a {type(tokenizer).__name__} came")
+        raise InputError(f"{name}: expected a tokenizers.Tokenizer, got a {type(tokenizer).__name__}")
     if tokenizer.get_vocab_size() != vocab_size:
         raise InputError(
             f"{name} has {tokenizer.get_vocab_size()} words, but the model has {vocab_size}; give the "

@@ -160,7 +160,7 @@ class BeamSearchRequest(TaskRequest):
     def _check_n_best(self) -> Self:
         if self.beam_size is not None and self.n_best > self.beam_size:
             raise ValueError(
-                f"n_best {self.n_best} needs a beam of at least {self.n_best}; beam_size {self.beam_size} came"
+                f"n_best {self.n_best} needs a beam of at least {self.n_best}, not beam_size {self.beam_size}"
             )
         return self
 

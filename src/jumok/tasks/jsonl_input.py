@@ -31,7 +31,7 @@ def parse_object(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"this is not JSON: {error}; a .jsonl file has one object per line") from None
     if not isinstance(json_object, dict):
-        raise InputError(f'expected an object, as in {{"text": …}}, but {text[:40]!r} came')
+        raise InputError(f'expected an object, as in {{"text": …}}, but got {text[:40]!r}')
     for name, option in CLI_OPTIONS.items():
         if name in json_object:
             raise InputError(f'"{name}" is set for all lines at once: {option}')
@@ -44,7 +44,7 @@ def get_text_field(json_object: JsonObject, *field_names: str) -> str:
         if name in json_object:
             text = json_object[name]
             if not isinstance(text, str):
-                raise InputError(f'"{name}" must be a text, but {type(text).__name__} came')
+                raise InputError(f'"{name}" must be a text, but got {type(text).__name__}')
             if surrogate := SURROGATE_PATTERN.search(text):
                 raise InputError(f'"{name}" has half of a surrogate pair at position {surrogate.start()}: remove it')
             return text

@@ -53,12 +53,12 @@ class GenerationOptions(PredictOptions):
     def __post_init__(self) -> None:
         if not 0 < self.top_p <= 1 or self.temperature <= 0:
             raise InputError(
-                f"--top-p {self.top_p} and --temperature {self.temperature} came; expected --top-p above 0 and "
+                f"--top-p {self.top_p} and --temperature {self.temperature} are invalid; expected --top-p above 0 and "
                 "at most 1, and --temperature above 0"
             )
         if self.sample and (self.beam_size is not None or self.n_best > 1):
             raise InputError("--sample draws one text; it cannot be combined with --beam-size or --n-best")
         if self.beam_size is not None and self.n_best > self.beam_size:
             raise InputError(
-                f"--n-best {self.n_best} needs a beam of at least {self.n_best}; --beam-size {self.beam_size} came"
+                f"--n-best {self.n_best} needs a beam of at least {self.n_best}, not --beam-size {self.beam_size}"
             )

@@ -97,7 +97,7 @@ def _compute_head_statistics(weights: Tensor, query_lengths: Sequence[int], key_
     """Compute entropy, maximum weight, coverage and the largest share of one key per head: ``(H, 4)``."""
     if weights.dim() != 4 or not len(weights) == len(query_lengths) == len(key_lengths):
         raise InputError(
-            f"compute_attention_health: a map {tuple(weights.shape)} came with {len(query_lengths)} query "
+            f"compute_attention_health: a map {tuple(weights.shape)} given with {len(query_lengths)} query "
             f"lengths and {len(key_lengths)} key lengths; expected (batch, heads, queries, keys) and one "
             "length per row"
         )

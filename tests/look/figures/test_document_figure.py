@@ -120,7 +120,7 @@ def test_long_documents_are_rejected(tmp_path: Path) -> None:
         view_writer.save_view(ViewerData.from_document(build_long_document(5000)), tmp_path / "a.png")
     with pytest.raises(InputError, match="2,000 words, 11 times, are too many"):
         draw_document(build_long_document(), tmp_path / "a.png", hops=[0] * 11)
-    with pytest.raises(InputError, match="no hops came"):
+    with pytest.raises(InputError, match="no hops given"):
         draw_document(build_long_document(), tmp_path / "a.png", hops=[])
     assert not list(tmp_path.iterdir())
 

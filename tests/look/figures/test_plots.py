@@ -134,7 +134,7 @@ def test_tensor_and_array_inputs_give_equal_figures(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("weights", "options", "message"),
     [
-        (torch.rand(2, 3).T, {}, r"shape \(3, 2\) came with 2 rows and 3 columns"),
+        (torch.rand(2, 3).T, {}, r"shape \(3, 2\) given with 2 rows and 3 columns"),
         (torch.rand(1, 2, 3), {}, "expected one map"),
         (torch.tensor([[0.0, 1.0, torch.nan]] * 2), {}, "NaN"),
         (torch.rand(2, 3), {"gold_links": [(0, 2)]}, "gold link 0-2 lies outside 3 source and 2 target words"),
@@ -206,7 +206,7 @@ def test_curve_labels_do_not_overlap() -> None:
 @pytest.mark.parametrize(
     ("curves", "message"),
     [
-        ({}, "no curves came"),
+        ({}, "no curves given"),
         ({"a": []}, "'a' has no bins"),
         ({"a": BINS, "b": [LengthBin(1, 10, 41, 3.0)]}, "'b' has 41 sentences of 1–10 words where another has 40"),
     ],

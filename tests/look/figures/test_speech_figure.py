@@ -99,7 +99,7 @@ def test_speech_layer_is_drawn_by_default(tmp_path: Path) -> None:
 
 def test_mismatched_sizes_are_rejected() -> None:
     speech = SynthesizedSpeech(np.ones((9, 3)), frames_per_step=2)
-    with pytest.raises(InputError, match=r"\(4, 5\) came with 9 frames, 2 a step, and 5.*expected \(5, 5\)"):
+    with pytest.raises(InputError, match=r"\(4, 5\) given with 9 frames, 2 a step, and 5.*expected \(5, 5\)"):
         SpeechFigure(speech, list("abcde"), np.ones((4, 5)))
     with pytest.raises(InputError, match=r"expected \(5, 4\)"):
         SpeechFigure(speech, list("abcd"), np.ones((5, 5)))

@@ -91,7 +91,7 @@ FIELDS: dict[str, Any] = {
         ({"weights": np.array([[0.5, np.nan, 0.5]])}, r"weights\[\(0, 1\)\] is nan"),
         ({"weights": np.array([[0.5, np.inf, 0.5]])}, "finite"),
         ({"weights": np.array([[0.5, 1.0, -0.5]])}, "from 0 on"),
-        ({"sentence_weights": np.array([0.5, 0.5])}, "sentence_weights came with 2 hops"),
+        ({"sentence_weights": np.array([0.5, 0.5])}, "sentence_weights given with 2 hops"),
         ({"weights": np.ones((1, 3)), "sentence_weights": np.ones(3)}, r"sentence_weights of shape \(3,\)"),
         ({"weights": np.ones((1, 3)), "sentence_weights": np.array([1.0, -1.0])}, r"sentence_weights\[1\] is -1"),
         ({"class_probabilities": (("a", 1.5),)}, "expected 0 to 1"),

@@ -86,7 +86,7 @@ def test_slider_limit_includes_large_weights() -> None:
         (lambda: SynthesizedSpeech(np.zeros((4, 80)), wav_bytes=encode_wav(generate_sweep(4))[:30]), "not a WAV file"),
         (
             lambda: SynthesizedSpeech(np.zeros((4, 80)), FRAME_SECONDS, encode_wav(generate_sweep(40))),
-            r"0\.50 s came with frames of 0\.05 s",
+            r"0\.50 s given with frames of 0\.05 s",
         ),
         (lambda: StyleTokenWeights((), np.zeros((1, 0))), "at least one"),
         (lambda: StyleTokenWeights(("a", "b"), np.zeros((2, 3))), r"expected \(heads, 2\)"),

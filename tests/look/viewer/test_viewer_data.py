@@ -202,9 +202,9 @@ def test_pixels_are_encoded_as_png() -> None:
 def test_image_without_matching_layer_is_rejected() -> None:
     pixels = np.zeros((4, 6, 3), np.uint8)
     weights = {"vit": np.full((7, 7), 1 / 7, np.float32)}  # a class token and 2 × 3 patches
-    with pytest.raises(InputError, match=r"2 × 3 patches came, 6 keys.*vit 7 \(self\).*pass num_prefix_keys=1"):
+    with pytest.raises(InputError, match=r"2 × 3 patches, 6 keys.*vit 7 \(self\).*pass num_prefix_keys=1"):
         ViewerData.from_weights(weights, kind="self", image=AttendedImage.from_pixels(pixels, (2, 3)))
-    with pytest.raises(InputError, match=r"4 × 5 patches after 1 other keys came, 21 keys.*vit 7"):
+    with pytest.raises(InputError, match=r"4 × 5 patches after 1 other keys, 21 keys.*vit 7"):
         ViewerData.from_weights(
             weights, kind="self", image=AttendedImage.from_pixels(pixels, (4, 5), num_prefix_keys=1)
         )
@@ -219,7 +219,7 @@ def test_captures_without_matching_layer_are_rejected() -> None:
     layer = torch.nn.TransformerEncoderLayer(8, nhead=2, batch_first=True).eval()
     with watch(layer) as captures:
         layer(torch.randn(1, 5, 8))
-    with pytest.raises(InputError, match=r"3 × 3 patches came, 9 keys.*self_attn 5"):
+    with pytest.raises(InputError, match=r"3 × 3 patches, 9 keys.*self_attn 5"):
         ViewerData.from_captures(captures, image=AttendedImage.from_pixels(np.zeros((3, 3, 3), np.uint8), (3, 3)))
     data = ViewerData.from_captures(
         captures, image=AttendedImage.from_pixels(np.zeros((2, 2, 3), np.uint8), (2, 2), num_prefix_keys=1)

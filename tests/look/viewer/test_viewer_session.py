@@ -74,9 +74,9 @@ def test_resynthesis_without_style_reports_requested_weights() -> None:
         ({"weights": "01234"}, "list of 5"),
         ({"weights": [0.1] * 4}, "list of 5"),
         ({"weights": [0, 0, 0, 0, 1.5]}, "token 4; expected a number from -1 to 1"),
-        ({"weights": [0, 0, 0, 0, float("nan")]}, "nan came for token 4"),
-        ({"weights": [0, "1", 0, 0, 0]}, "1 came for token 1"),
-        ({"weights": [True, 0, 0, 0, 0]}, "True came for token 0"),
+        ({"weights": [0, 0, 0, 0, float("nan")]}, "nan given for token 4"),
+        ({"weights": [0, "1", 0, 0, 0]}, "1 given for token 1"),
+        ({"weights": [True, 0, 0, 0, 0]}, "True given for token 0"),
     ],
 )
 def test_invalid_resynthesis_request_is_rejected(change: Any, message: str) -> None:

@@ -40,7 +40,7 @@ def test_message_is_answered_with_weights(monkeypatch: pytest.MonkeyPatch) -> No
 def test_invalid_messages_get_an_error_or_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     widget, messages = build_widget(monkeypatch)
     widget._handle_custom_msg({"id": "1", "request": {**REQUEST, "layer": 4}}, [])
-    assert messages == [({"id": "1", "error": "layer=4 came; there are 1: 0 to 0"}, None)]
+    assert messages == [({"id": "1", "error": "layer=4 is invalid; there are 1: 0 to 0"}, None)]
     for message in ("text", {"id": "2"}, {"id": "3", "request": 5}, None):
         widget._handle_custom_msg(message, [])
     assert len(messages) == 1

@@ -144,9 +144,9 @@ def test_invalid_layers_heads_and_edges() -> None:
 
     with pytest.raises(InputError, match=r"no layer 'layer.0'; did you mean 'layers.0'"):
         run({"layer.0": [1]})
-    with pytest.raises(InputError, match=r"layers.0 has 3 heads, 0 to 2, and head 3 came; the nearest is 2"):
+    with pytest.raises(InputError, match=r"layers.0 has 3 heads, 0 to 2, not head 3; the nearest is 2"):
         run({"layers.0": [3]})
-    with pytest.raises(InputError, match=r"head -1 came; the nearest is 0"):
+    with pytest.raises(InputError, match=r"not head -1; the nearest is 0"):
         run({"layers.0": [(-1, 2, 1)]})
     with pytest.raises(InputError, match=r"computed no attention; did you mean 'layers.0'"):
         run({"layers.0.merge": [0]})
@@ -164,10 +164,10 @@ def test_invalid_layers_heads_and_edges() -> None:
         [(0, -1)],
         [],
     ):
-        with pytest.raises(InputError, match=r"knock_out: .* came for layers.0"):
+        with pytest.raises(InputError, match=r"knock_out: .* given for layers.0"):
             run({"layers.0": wrong})
     for targets in ({}, [1], None):
-        with pytest.raises(InputError, match=r"knock_out: .* came; a mapping from layers"):
+        with pytest.raises(InputError, match=r"knock_out: .* is invalid; a mapping from layers"):
             run(targets)
     with pytest.raises(InputError, match=r"knock_out takes an nn.Module"):  # noqa: SIM117
         with knock_out("model", {}):  # type: ignore[arg-type]

@@ -272,10 +272,10 @@ def test_empty_attention() -> None:
         (statistics.compute_pooled_map, {"size": (3, 4, 5)}, "number of cells"),
         (statistics.compute_pooled_map, {"rows": slice(0, 5, 2)}, "no gaps"),
         (statistics.compute_pooled_map, {"rows": (1, 2, 3)}, "one after the last"),
-        (statistics.compute_pooled_map, {"rows": (5, 2)}, r"rows=\(5, 2\) came, which is empty"),
-        (statistics.compute_pooled_map, {"cols": (3, 3)}, r"cols=\(3, 3\) came, which is empty"),
+        (statistics.compute_pooled_map, {"rows": (5, 2)}, r"rows=\(5, 2\) is empty"),
+        (statistics.compute_pooled_map, {"cols": (3, 3)}, r"cols=\(3, 3\) is empty"),
         (statistics.compute_weights, {"rows": [0, 5]}, "0 to 4"),
-        (statistics.compute_weights, {"head": [True, False]}, "head=True came; integers"),
+        (statistics.compute_weights, {"head": [True, False]}, "head=True is invalid; integers"),
         (statistics.find_top_keys, {"k": 0}, "at least one"),
     ],
 )

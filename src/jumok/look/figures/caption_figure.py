@@ -208,7 +208,7 @@ def _check_weights(image: AttendedImage, words: Sequence[str], weights: FloatArr
     num_patches = image.grid[0] * image.grid[1]
     if weights.shape != (len(words), num_patches) or not words:
         raise InputError(
-            f"weights of shape {weights.shape} came with {len(words)} words and a grid of "
+            f"weights of shape {weights.shape} given with {len(words)} words and a grid of "
             f"{image.grid[0]} × {image.grid[1]}; expected (words, patches): a row for each word, "
             f"{num_patches} patches in each"
         )

@@ -50,7 +50,7 @@ def draw_confusion_matrix(
     num_classes = len(class_names)
     if counts.shape != (num_classes, num_classes) or not 1 <= num_classes <= MAX_CLASSES or (counts < 0).any():
         raise InputError(
-            f"counts of shape {counts.shape} came for {num_classes} classes; expected a row and a column "
+            f"counts of shape {counts.shape} given for {num_classes} classes; expected a row and a column "
             f"each for 1 to {MAX_CLASSES} classes, and no negative count"
         )
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
@@ -85,7 +85,7 @@ def draw_reliability_diagram(
     the expected calibration error. Returns the path.
     """
     if not bins:
-        raise InputError("no bins came: there is nothing to draw")
+        raise InputError("no bins given: there is nothing to draw")
 
     if calibration_error is not None:
         title = f"{title}{', ' if title else ''}expected calibration error {calibration_error:.3f}"

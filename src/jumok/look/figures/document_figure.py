@@ -73,7 +73,7 @@ def draw_document(
     >>> draw_document(document, "hops.png", hops=[0, 3, None])  # doctest: +SKIP
     """
     if not hops:
-        raise InputError("no hops came; expected some, as in hops=[0, 3], or [None] for their mean")
+        raise InputError("no hops given; expected some, as in hops=[0, 3], or [None] for their mean")
     if len(document.words) * len(hops) > MAX_WORDS:
         raise _build_length_error(document, hops)
     hop_weights = [(hop, document.get_word_weights(hop), document.get_sentence_weights(hop)) for hop in hops]

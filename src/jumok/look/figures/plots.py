@@ -331,7 +331,7 @@ def _merge_bins(curves: Mapping[str, Sequence[LengthBin]]) -> list[LengthBin]:
                     f"{first.count}; curves in one figure must be of one test set"
                 )
     if not merged:
-        raise InputError("no curves came; expected {name of a system: its bins}")
+        raise InputError("no curves given; expected {name of a system: its bins}")
     return [merged[key] for key in sorted(merged, key=lambda key: key[0])]
 
 
@@ -366,7 +366,7 @@ def _to_array(weights: Tensor | NDArray[np.floating], num_rows: int, num_columns
     array = weights.detach().double().cpu().numpy() if isinstance(weights, Tensor) else np.asarray(weights, float)
     if array.shape != (num_rows, num_columns) or not array.size:
         raise InputError(
-            f"weights of shape {array.shape} came with {num_rows} rows and {num_columns} columns; expected "
+            f"weights of shape {array.shape} given with {num_rows} rows and {num_columns} columns; expected "
             "one map (rows, columns), with a word for each, and at least one of both"
         )
     if not np.isfinite(array).all():

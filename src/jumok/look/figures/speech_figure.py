@@ -65,7 +65,7 @@ class SpeechFigure(Drawing):
         shape = self.weights.shape
         if shape != (speech.num_steps, len(symbols)) or not self.weights.size:
             raise InputError(
-                f"weights of shape {shape} came with {speech.num_frames} frames, {speech.frames_per_step} a step, "
+                f"weights of shape {shape} given with {speech.num_frames} frames, {speech.frames_per_step} a step, "
                 f"and {len(symbols)} symbols; expected ({speech.num_steps}, {len(symbols)})"
             )
         if self.weights.size > MAX_CELLS:

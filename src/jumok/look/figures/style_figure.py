@@ -23,7 +23,7 @@ def draw_style_effects(rows: Sequence[Mapping[str, Any]], path: str | Path, *, t
     A dot is the mean over texts, with its 95 % confidence interval; a grey line is the mean of all tokens.
     """
     if not rows:
-        raise InputError("no style tokens came; expected a row for each")
+        raise InputError("no style tokens given; expected a row for each")
 
     def draw(figure: Figure) -> None:
         figure.set_size_inches(8.4, 0.32 * len(rows) + 1.2)

@@ -54,7 +54,7 @@ class AttendedDocument:
             _check_weights("sentence_weights", self.sentence_weights, 1, num_sentences, "(sentences,)")
             if self.num_hops > 1:
                 raise InputError(
-                    f"sentence_weights came with {self.num_hops} hops; expected None: a sentence's weight "
+                    f"sentence_weights given with {self.num_hops} hops; expected None: a sentence's weight "
                     "is the sum over its words, in each hop"
                 )
         _check_probabilities(self.class_probabilities)
@@ -104,10 +104,10 @@ class AttendedDocument:
 
 def _check_texts(words: Sequence[str], separators: Sequence[str]) -> None:
     if not words:
-        raise InputError("a document without words came; expected at least one")
+        raise InputError("a document without words; expected at least one")
     if len(separators) != len(words):
         raise InputError(
-            f"{len(words)} words and {len(separators)} separators came; expected one before each word, "
+            f"{len(words)} words and {len(separators)} separators are invalid; expected one before each word, "
             'as in words=("so", "good", "!"), separators=("", " ", "")'
         )
     for name, texts in (("words", words), ("separators", separators)):
@@ -121,7 +121,7 @@ def _check_sentence_offsets(offsets: Sequence[int], num_words: int) -> None:
     if not is_integer or len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != num_words:
         listed = ", ".join(map(str, offsets[:4])) + (", …" if len(offsets) > 4 else "")
         raise InputError(
-            f"sentence_offsets=({listed}) came; expected integers from 0 to {num_words}, where sentences "
+            f"sentence_offsets=({listed}) is invalid; expected integers from 0 to {num_words}, where sentences "
             f"begin and the last one ends: (0, {num_words}) is one sentence"
         )
     for n, (first, last) in enumerate(pairwise(offsets)):
@@ -134,7 +134,7 @@ def _check_sentence_offsets(offsets: Sequence[int], num_words: int) -> None:
 
 def _check_weights(name: str, weights: FloatArray, num_axes: int, length: int, expected: str) -> None:
     if weights.ndim != num_axes or weights.shape[-1] != length or not weights.size:
-        raise InputError(f"{name} of shape {weights.shape} came; expected {expected}, the last of them {length}")
+        raise InputError(f"{name} of shape {weights.shape} is invalid; expected {expected}, the last of them {length}")
     invalid = ~np.isfinite(weights) | (weights < 0)
     if invalid.any():
         index = tuple(int(n) for n in np.argwhere(invalid)[0])

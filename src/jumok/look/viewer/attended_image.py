@@ -34,14 +34,14 @@ class AttendedImage:
     def __post_init__(self) -> None:
         if min(self.grid) < 1 or self.num_prefix_keys < 0:
             raise InputError(
-                f"grid={self.grid}, num_prefix_keys={self.num_prefix_keys} came; expected the grid of "
+                f"grid={self.grid}, num_prefix_keys={self.num_prefix_keys} is invalid; expected the grid of "
                 "patches and the number of keys before it, as in (14, 14) and 1"
             )
         left, top, right, bottom = self.region
         if not (np.isfinite(self.region).all() and left < min(right, 1) and top < min(bottom, 1)
                 and right > 0 and bottom > 0):  # fmt: skip
             raise InputError(
-                f"region={self.region} came; expected left, top, right and bottom of what the grid covers, "
+                f"region={self.region} is invalid; expected left, top, right and bottom of what the grid covers, "
                 "as fractions of the image: (0, 0, 1, 1) is the whole image"
             )
         self.media_type  # noqa: B018  raises an error if it is not an image
@@ -58,7 +58,7 @@ class AttendedImage:
         pixels = np.ascontiguousarray(pixels)
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
             raise InputError(
-                f"pixels of {pixels.dtype} and shape {pixels.shape} came; expected uint8 (height, width, 3)"
+                f"pixels of {pixels.dtype} and shape {pixels.shape} are invalid; expected uint8 (height, width, 3)"
             )
         height, width, _ = pixels.shape
         lines = np.pad(pixels.reshape(height, -1), ((0, 0), (1, 0)))  # filter type 0 before each line

@@ -79,7 +79,7 @@ def render_html(
 ) -> str:
     """Return the HTML as text."""
     if detail < TILE_SIZE:
-        raise InputError(f"detail={detail} came; expected at least {TILE_SIZE} cells a side")
+        raise InputError(f"detail={detail} is invalid; expected at least {TILE_SIZE} cells a side")
     # A file cannot synthesise speech.
     selected = [replace(_select_heads(item, heads), resynthesize=None) for item in as_viewer_data_tuple(viewer_data)]
     manifest = build_manifest(selected)

@@ -194,7 +194,7 @@ async def _read_json_body(request: Request) -> dict[str, Any]:
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BODY_BYTES:
-            raise InputError(f"a body of more than {MAX_BODY_BYTES} bytes came; expected some weights")
+            raise InputError(f"a body of more than {MAX_BODY_BYTES} bytes is invalid; expected some weights")
     try:
         payload = json.loads(body)
     except (ValueError, RecursionError) as error:

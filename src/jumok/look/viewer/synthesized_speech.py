@@ -57,7 +57,7 @@ class SynthesizedSpeech:
         if mel.ndim != 2 or not mel.size or self.frames_per_step < 1 or not 0 < self.frame_seconds < math.inf:
             raise InputError(
                 f"mel of shape {mel.shape}, frames_per_step={self.frames_per_step}, "
-                f"frame_seconds={self.frame_seconds} came; expected (frames, bands), at least one frame per "
+                f"frame_seconds={self.frame_seconds} is invalid; expected (frames, bands), at least one frame per "
                 "query, and a positive duration"
             )
         if not np.isfinite(mel).all():
@@ -110,16 +110,16 @@ class StyleTokenWeights:
         weights = to_float32_array(self.weights)
         object.__setattr__(self, "weights", weights[None] if weights.ndim == 1 else weights)
         if not self.names or not all(isinstance(name, str) for name in self.names):
-            raise InputError(f"names={self.names} came; expected a text for each style token, at least one")
+            raise InputError(f"names={self.names} is invalid; expected a text for each style token, at least one")
         if self.weights.ndim != 2 or self.weights.shape[1] != len(self.names) or not len(self.weights):
             raise InputError(
-                f"weights of shape {weights.shape} came for {len(self.names)} style tokens; "
+                f"weights of shape {weights.shape} given for {len(self.names)} style tokens; "
                 f"expected (heads, {len(self.names)}), or ({len(self.names)},)"
             )
         if not np.isfinite(self.weights).all():
             raise InputError("the weights of the style tokens contain NaN or infinity")
         if not 0 < self.slider_range < math.inf:
-            raise InputError(f"slider_range={self.slider_range} came; expected a positive number, as in 1.0")
+            raise InputError(f"slider_range={self.slider_range} is invalid; expected a positive number, as in 1.0")
 
     @property
     def mean_weights(self) -> FloatArray:
@@ -134,12 +134,12 @@ class StyleTokenWeights:
     def check_weights(self, values: Any) -> list[float]:
         """Check weights that a viewer requests: one for each token, within the limits of its slider."""
         if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) != len(self.names):
-            raise InputError(f"weights={str(values)[:40]} came; expected a list of {len(self.names)} numbers")
+            raise InputError(f"weights={str(values)[:40]} is invalid; expected a list of {len(self.names)} numbers")
         for name, weight in zip(self.names, values, strict=True):
             is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
             if not is_number or not abs(weight) <= self.slider_limit + 1e-6:  # also rejects NaN
                 raise InputError(
-                    f"{str(weight)[:40]} came for {name}; expected a number from {-self.slider_limit:g} to "
+                    f"{str(weight)[:40]} given for {name}; expected a number from {-self.slider_limit:g} to "
                     f"{self.slider_limit:g}"
                 )
         return [float(weight) for weight in values]
@@ -172,6 +172,6 @@ def _check_durations(wav_seconds: float, mel_seconds: float) -> None:
     # Windows at the edges and a trimmed end make a small difference; a wrong rate or hop a large one.
     if abs(wav_seconds - mel_seconds) > 0.2 + 0.1 * mel_seconds:
         raise InputError(
-            f"audio of {wav_seconds:.2f} s came with frames of {mel_seconds:.2f} s; expected the audio of "
+            f"audio of {wav_seconds:.2f} s given with frames of {mel_seconds:.2f} s; expected the audio of "
             "these frames: is frame_seconds the hop length divided by the sample rate?"
         )

@@ -74,7 +74,7 @@ class TileRequest:
         quantity = values.get("quantity", "pooled_map")
         if quantity not in get_args(Quantity):
             raise InputError(
-                f"quantity={_shorten_repr(quantity)} came; expected one of {', '.join(get_args(Quantity))}"
+                f"quantity={_shorten_repr(quantity)} is invalid; expected one of {', '.join(get_args(Quantity))}"
             )
         head = values.get("head")
         return cls(
@@ -98,9 +98,9 @@ class TileRequest:
         """Check that the rectangle lies within a map of this shape and that the response is not too large."""
         for name, (first, last), end in (("rows", self.rows, shape[0]), ("cols", self.cols, shape[1])):
             if not 0 <= first < last <= end:
-                raise InputError(f"{name}={first},{last} came; expected two numbers first < last within 0,{end}")
+                raise InputError(f"{name}={first},{last} is invalid; expected two numbers first < last within 0,{end}")
         if not 1 <= self.size <= 1024:
-            raise InputError(f"size={self.size} came; expected 1 to 1024 cells a side")
+            raise InputError(f"size={self.size} is invalid; expected 1 to 1024 cells a side")
         num_cells = (self.rows[1] - self.rows[0]) * (self.cols[1] - self.cols[0])
         if self.quantity == "weights" and num_cells > MAX_CELLS:
             raise InputError(
@@ -205,14 +205,14 @@ def _parse_int(values: Mapping[str, Any], name: str, default: int | None = None)
         return value
     if isinstance(value, str) and len(value) < 16 and value.isascii() and value.lstrip("-").isdigit():
         return int(value)
-    raise InputError(f"{name}={_shorten_repr(value)} came; expected an integer")
+    raise InputError(f"{name}={_shorten_repr(value)} is invalid; expected an integer")
 
 
 def _parse_span(values: Mapping[str, Any], name: str) -> TokenSpan:
     value = values.get(name)
     bounds = value.split(",") if isinstance(value, str) else value
     if not isinstance(bounds, list | tuple) or len(bounds) != 2:
-        raise InputError(f"{name}={_shorten_repr(value)} came; expected two integers, as in {name}=0,256")
+        raise InputError(f"{name}={_shorten_repr(value)} is invalid; expected two integers, as in {name}=0,256")
     first, last = ({name: bound} for bound in bounds)
     return _parse_int(first, name), _parse_int(last, name)
 

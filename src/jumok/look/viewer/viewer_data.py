@@ -65,7 +65,9 @@ class ViewerLayer:
             )
         for axis, labels, length in (("rows", self.row_labels, num_queries), ("cols", self.col_labels, num_keys)):
             if labels is not None and len(labels) != length:
-                raise InputError(f"{self.name}: {len(labels)} {axis} texts came for {length} tokens; expected one each")
+                raise InputError(
+                    f"{self.name}: {len(labels)} {axis} texts given for {length} tokens; expected one each"
+                )
 
     @property
     def row_texts(self) -> list[str]:
@@ -108,7 +110,7 @@ class ViewerData:
     def __post_init__(self) -> None:
         if not self.layers:
             raise InputError(
-                "viewer data without layers came; expected at least one attention layer "
+                "viewer data without layers; expected at least one attention layer "
                 "(ViewerData.from_document builds one from the weights of a document)"
             )
         if self.image is not None and not any(layer.covers_image(self.image) for layer in self.layers):
@@ -117,13 +119,13 @@ class ViewerData:
             sizes = ", ".join(f"{layer.name} {layer.shape[0]}" for layer in self.layers[:8])
             raise InputError(
                 f"a spectrogram of {self.speech.num_frames} frames, {self.speech.frames_per_step} a step, "
-                f"came with these queries: {sizes}; expected a layer with {self.speech.num_steps}, one for "
+                f"given with these queries: {sizes}; expected a layer with {self.speech.num_steps}, one for "
                 "each step"
             )
         if self.style is not None and self.speech is None:
-            raise InputError("a style came without speech; expected the speech that has this style")
+            raise InputError("a style given without speech; expected the speech that has this style")
         if self.resynthesize is not None and self.style is None:
-            raise InputError("resynthesize came without a style; expected the tokens whose weights it takes")
+            raise InputError("resynthesize given without a style; expected the tokens whose weights it takes")
 
     def with_layers(self, layers: Sequence[ViewerLayer]) -> ViewerData:
         """Return the data with other layers; without the image or the speech if no layer matches any more."""
@@ -152,7 +154,7 @@ class ViewerData:
         for layer in captures:
             size, num_heads, num_queries, num_keys = layer.shape
             if not 0 <= batch < size:
-                raise InputError(f"batch={batch} came; {layer.name} has {size} sequences: 0 to {size - 1}")
+                raise InputError(f"batch={batch} is invalid; {layer.name} has {size} sequences: 0 to {size - 1}")
             rows = cols = None
             if layer.kind != "channel":  # the axes of a channel map are not tokens
                 rows = _get_labels(layer, "query_tokens", batch, row_labels)
@@ -215,7 +217,7 @@ class ArrayWeightSource:
         if array.ndim == 2:
             array = array[None]
         if array.ndim != 3 or not array.size:
-            raise InputError(f"weights of shape {tuple(weights.shape)} came; expected (Q, K) or (H, Q, K)")
+            raise InputError(f"weights of shape {tuple(weights.shape)} are invalid; expected (Q, K) or (H, Q, K)")
         if not np.isfinite(array).all():
             raise InputError("the weights contain NaN or infinity, which a map cannot show")
         self.array = array
@@ -263,7 +265,7 @@ def as_viewer_data_tuple(viewer_data: ViewerData | Sequence[ViewerData]) -> tupl
     """Return one item, or two that are compared, as a tuple."""
     items = (viewer_data,) if isinstance(viewer_data, ViewerData) else tuple(viewer_data)
     if not 1 <= len(items) <= 2:
-        raise InputError(f"{len(items)} items of viewer data came; expected one, or two to compare")
+        raise InputError(f"{len(items)} items of viewer data are invalid; expected one, or two to compare")
     return items
 
 
@@ -321,7 +323,7 @@ def answer_request(viewer_data: Sequence[ViewerData], request: TileRequest) -> b
     request.check(layer.shape)
     if request.head is not None and request.head not in layer.heads:
         raise InputError(
-            f"head={request.head} came; {layer.name} has {len(layer.heads)} heads: "
+            f"head={request.head} is invalid; {layer.name} has {len(layer.heads)} heads: "
             f"{', '.join(map(str, layer.heads[:64]))}"
         )
     return pack(compute_cells(layer, request), exact=request.quantity == "weights")
@@ -349,7 +351,7 @@ def _compute_head_cells(layer: ViewerLayer, head: int, request: TileRequest) -> 
 
 def _get_item(items: Sequence[Any], index: int, name: str) -> Any:
     if not 0 <= index < len(items):
-        raise InputError(f"{name}={index} came; there are {len(items)}: 0 to {len(items) - 1}")
+        raise InputError(f"{name}={index} is invalid; there are {len(items)}: 0 to {len(items) - 1}")
     return items[index]
 
 
@@ -377,7 +379,7 @@ def _explain_missing_layer(image: AttendedImage, layers: Sequence[ViewerLayer]) 
     prefix = f" after {image.num_prefix_keys} other keys" * (image.num_prefix_keys > 0)
     sizes = ", ".join(f"{layer.name} {layer.shape[1]} ({layer.kind})" for layer in layers[:8])
     reason = (
-        f"an image of {rows} × {cols} patches{prefix} came, {image.num_keys} keys in all, and the layers "
+        f"an image of {rows} × {cols} patches{prefix}, {image.num_keys} keys in all, and the layers "
         f"have these keys: {sizes}; expected a layer with {image.num_keys} that is neither causal nor over "
         "channels"
     )

@@ -42,7 +42,7 @@ class ViewerSession:
             return answer_request([resynthesized], replace(request, data_index=0))
         if len(self.viewer_data) <= request.data_index < self._next_number:
             raise InputError(
-                f"data={request.data_index} came, which is no longer stored: the last {MAX_RESYNTHESES} "
+                f"data={request.data_index} is no longer stored: the last {MAX_RESYNTHESES} "
                 "syntheses are; move a slider to synthesise it again"
             )
         return answer_request(self.viewer_data, request)
@@ -51,7 +51,7 @@ class ViewerSession:
         """Synthesise speech again. Returns its manifest, with its number; InputError for invalid payloads."""
         index = payload.get("data", 0)
         if not isinstance(index, int) or not 0 <= index < len(self.viewer_data):
-            raise InputError(f"data={str(index)[:40]} came; expected 0 to {len(self.viewer_data) - 1}")
+            raise InputError(f"data={str(index)[:40]} is invalid; expected 0 to {len(self.viewer_data) - 1}")
         item = self.viewer_data[index]
         if item.resynthesize is None or item.style is None:
             raise InputError("this data has no style tokens whose weights can be changed")

@@ -75,7 +75,7 @@ class AblationObserver(Observer):
         super().__init__(model)
         if not isinstance(targets, Mapping) or not targets:
             raise InputError(
-                f"knock_out: {targets!r} came; a mapping from layers to their heads and edges is expected, "
+                f"knock_out: {targets!r} is invalid; a mapping from layers to their heads and edges is expected, "
                 'as in {"layers.0": [1, (8, 2)]}'
             )
         names = list(self.module_stack.names.values())
@@ -199,7 +199,7 @@ class AblationObserver(Observer):
         ]
         if invalid:
             raise InputError(
-                f"knock_out: {name} has {num_heads} heads, 0 to {num_heads - 1}, and head {invalid[0]} came; "
+                f"knock_out: {name} has {num_heads} heads, 0 to {num_heads - 1}, not head {invalid[0]}; "
                 f"the nearest is {min(max(invalid[0], 0), num_heads - 1)}"
             )
         row, column = self._locate_call(name, layer, num_queries, num_keys, attention)
@@ -319,9 +319,9 @@ def _parse_ablation(name: str, targets: Any) -> _LayerAblation:
                 layer.heads.add(operator.index(target))
         except (TypeError, ValueError):
             raise InputError(
-                f"knock_out: {target!r} came for {name}; the number of a head is expected, or an edge: "
+                f"knock_out: {target!r} given for {name}; the number of a head is expected, or an edge: "
                 "(query, key) or (head, query, key), integers from 0"
             ) from None
     if not layer.heads and not layer.edges:
-        raise InputError(f"knock_out: nothing came for {name}; give heads, or edges as (query, key)")
+        raise InputError(f"knock_out: nothing given for {name}; give heads, or edges as (query, key)")
     return layer

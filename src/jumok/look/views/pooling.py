@@ -61,7 +61,7 @@ def build_pooling_axes(
     """Return the pooling axes of a map of ``size`` for rows and columns."""
     sizes = (size, size) if isinstance(size, int) else tuple(size)
     if len(sizes) != 2 or not all(isinstance(n, int) and n > 0 for n in sizes):
-        raise InputError(f"size={size!r} came; a number of cells is expected, or two: (rows, columns)")
+        raise InputError(f"size={size!r} is invalid; a number of cells is expected, or two: (rows, columns)")
     return PoolingAxis(num_rows, min(num_rows, sizes[0]), device), PoolingAxis(
         num_cols, min(num_cols, sizes[1]), device
     )

@@ -49,7 +49,7 @@ def compute_rollout(
     """
     length = _check_common_length(layers)
     if not 0 <= residual <= 1:
-        raise InputError(f"residual={residual} came; a share of the identity from 0 to 1 is expected")
+        raise InputError(f"residual={residual} is invalid; a share of the identity from 0 to 1 is expected")
     (batch_index,) = list_indices(resolve_choice(batch, layers[0].shape[0], "batch")[0])
     row_span = resolve_span(rows, length, "rows")
     full_size = (max(1, count_indices(row_span)), max(1, length))
@@ -98,7 +98,7 @@ def _propagate_through_layer(attention: CapturedAttention, batch_index: int, row
 
 def _check_common_length(layers: Sequence[CapturedAttention]) -> int:
     if not layers:
-        raise InputError("no layers came; rollout needs at least one self-attention")
+        raise InputError("no layers given; rollout needs at least one self-attention")
     shapes = [layer.shape for layer in layers]
     for index, (batch_size, _, num_queries, num_keys) in enumerate(shapes):
         if num_queries != num_keys:

@@ -114,26 +114,24 @@ def resolve_span(choice: IndexSpan, size: int, name: str) -> slice:
     """Resolve a user's choice of contiguous indices."""
     if isinstance(choice, tuple):
         if len(choice) != 2:
-            raise InputError(f"{name}={choice!r} came; (first, one after the last) is expected")
+            raise InputError(f"{name}={choice!r} is invalid; (first, one after the last) is expected")
         first, last = (bound if bound is None or bound >= 0 else bound + size for bound in choice)
         if first is not None and last is not None and last <= first and (first, last) != (0, size):
-            raise InputError(
-                f"{name}={choice!r} came, which is empty; (first, one after the last) is expected, of {size}"
-            )
+            raise InputError(f"{name}={choice!r} is empty; (first, one after the last) is expected, of {size}")
         choice = slice(*choice)
     index, _ = resolve_choice(choice, size, name)
     if isinstance(index, Tensor):
-        raise InputError(f"{name}={choice!r} came; a rectangle has no gaps: give (first, one after the last)")
+        raise InputError(f"{name}={choice!r} is invalid; a rectangle has no gaps: give (first, one after the last)")
     return index
 
 
 def _check_index(value: object, size: int, name: str) -> int:
     if isinstance(value, bool):
-        raise InputError(f"{name}={value} came; integers are expected: the selected indices")
+        raise InputError(f"{name}={value} is invalid; integers are expected: the selected indices")
     try:
         index = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise InputError(f"{name}={value!r} came; integers are expected") from None
+        raise InputError(f"{name}={value!r} is invalid; integers are expected") from None
     if not -size <= index < size:
-        raise InputError(f"{name}={index} came, but there are {size}: 0 to {size - 1} are expected")
+        raise InputError(f"{name}={index} is out of range: there are {size}: 0 to {size - 1} are expected")
     return index % size

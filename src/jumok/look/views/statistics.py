@@ -142,7 +142,7 @@ def find_top_keys(
     Both are ``(H, Q, min(k, K))``. A query with fewer keys has weight 0 and position -1 in the rest.
     """
     if k < 1:
-        raise InputError(f"top_keys({k}) came; at least one key is expected")
+        raise InputError(f"top_keys({k}) is invalid; at least one key is expected")
     num_keys = min(k, attention.shape[3])
     top_weights: list[Tensor] = []
 

@@ -436,7 +436,9 @@ def _decode_image(image: Any, limits: ImageLimits) -> Pixels:
         return decoded
     pixels = np.asarray(image)
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or 0 in pixels.shape:
-        raise InputError(f"an image of {pixels.dtype} and shape {pixels.shape} came; expected uint8 (height, width, 3)")
+        raise InputError(
+            f"an image of {pixels.dtype} and shape {pixels.shape} is invalid; expected uint8 (height, width, 3)"
+        )
     return np.asarray(pixels, np.uint8)
 
 

@@ -91,7 +91,7 @@ def compute_faithfulness(
     words, joined again, get the same class as the text itself.
     """
     if not texts:
-        raise InputError("no texts came: there is nothing to remove words from")
+        raise InputError("no texts given: there is nothing to remove words from")
     if max_texts < 1:
         raise InputError(f"max_texts={max_texts}: at least one text is needed")
     count = min(max_texts, len(texts))

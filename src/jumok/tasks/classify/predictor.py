@@ -111,9 +111,9 @@ class ClassificationPredictor(
     def _build_example(self, text: str, text_pair: str | None) -> ClassificationExample:
         if self.task.has_pairs != (text_pair is not None):
             raise InputError(
-                "this model reads two texts, but one came"
+                "this model reads two texts, but got one"
                 if self.task.has_pairs
-                else "this model reads one text, but two came"
+                else "this model reads one text, but got two"
             )
         label = 0.0 if self.task.data_config.regression else self.task.label_set.raw_labels[0]
         second = None if text_pair is None else text_pair.strip()

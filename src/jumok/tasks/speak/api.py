@@ -141,7 +141,7 @@ class SpeechService(TaskService[SpeechRequest, SpeechResponse]):
             raise InputError("this voice has no style tokens: remove style_weights and style_audio")
         num_tokens = style_tokens.config.num_tokens
         if request.style_weights is not None and len(request.style_weights) != num_tokens:
-            raise InputError(f"style_weights: {len(request.style_weights)} weights came; this voice has {num_tokens}")
+            raise InputError(f"style_weights: {len(request.style_weights)} weights given; this voice has {num_tokens}")
         if request.style_audio is not None and len(request.style_audio) > self.audio_limits.max_bytes:
             size = len(request.style_audio)
             raise RequestTooLarge(str(audio.file_too_large("style_audio", size, self.audio_limits)))

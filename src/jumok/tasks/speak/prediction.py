@@ -113,11 +113,11 @@ def parse_style_weights(text: str, num_tokens: int) -> list[float]:
             number, weight = 0, math.nan
         if not 1 <= number <= num_tokens or not abs(weight) <= MAX_STYLE_WEIGHT:
             raise InputError(
-                f"--style-weights {text}: {item.strip()!r} came; expected a token from 1 to {num_tokens} and its "
+                f"--style-weights {text}: {item.strip()!r} is invalid; expected a token from 1 to {num_tokens} and its "
                 f"weight from -{MAX_STYLE_WEIGHT} to {MAX_STYLE_WEIGHT}, as in 3=0.4,5=0.3"
             )
         if weights[number - 1]:
-            raise InputError(f"--style-weights {text}: token {number} came twice")
+            raise InputError(f"--style-weights {text}: token {number} is given twice")
         weights[number - 1] = weight
     return weights
 

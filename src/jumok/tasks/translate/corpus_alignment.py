@@ -83,7 +83,7 @@ class AlignmentJob:
     def _get_symmetrization(self, aligner: WordAligner) -> Symmetrization:
         name = self.symmetrization or "product"
         if name not in SYMMETRIZATIONS:
-            raise InputError(f"symmetrization {name!r} came; it is one of {', '.join(SYMMETRIZATIONS)}")
+            raise InputError(f"symmetrization {name!r} is unknown; expected one of {', '.join(SYMMETRIZATIONS)}")
         if self.symmetrization not in (None, "none") and aligner.backward is None:
             raise InputError(
                 f"--symmetrization {name} combines two directions; give the run of the other one: --reverse-run RUN"
@@ -179,7 +179,7 @@ def read_pairs(inputs: Sequence[str], data_config: TranslationDataConfig) -> Ite
     """Read sentence pairs from the files that a recipe could name, or from lines of ``source ||| target``."""
     if len(inputs) > 2 or (len(inputs) == 2 and "-" in inputs):
         raise InputError(
-            f"{' '.join(inputs)} came; name one file with both sides, or one for each, or - for standard input"
+            f"{' '.join(inputs)} is invalid; name one file with both sides, or one for each, or - for standard input"
         )
     path = Path(inputs[0])
     if inputs[0] == "-":

@@ -158,7 +158,7 @@ class TranslationPredictor(Predictor[TranslationPrediction, TranslationOptions])
     ) -> TranslationPrediction:
         """Translate one text, with its word alignment and attention map. For many texts use :meth:`predict`."""
         if not isinstance(text, str):
-            raise InputError(f"translate takes one text, but {type(text).__name__} came; predict takes many")
+            raise InputError(f"translate takes one text, but got {type(text).__name__}; predict takes many")
         return next(self.predict([text], options or TranslationOptions(), with_attention=with_attention))
 
     def predict(

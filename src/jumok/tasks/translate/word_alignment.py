@@ -68,7 +68,7 @@ class AlignmentViewFilter:
             settings = {"layer": self.layer, "head": None if self.head == "auto" else self.head}
             description = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
             raise InputError(
-                f"{description} came; this model's attention to the source has "
+                f"{description} is invalid; this model's attention to the source has "
                 f"{num_layers} layers with {num_heads} heads each, both counted from 0"
             )
         return indices
