@@ -16,10 +16,11 @@ comma := ,
 export UV_FIND_LINKS ?= $(subst $(empty) $(empty),$(comma),$(strip $(PIP_FIND_LINKS)))
 endif
 
-.PHONY: help test test-all lint bench demo docs clean
+.PHONY: help quick test test-all lint bench demo docs clean
 
 help:
 	@echo "make demo      train and evaluate a translation model, and draw its attention"
+	@echo "make quick     lint, type check, and the tests that take little time"
 	@echo "make test      lint, type check, and all tests except the slow ones"
 	@echo "make test-all  the slow tests too"
 	@echo "make bench     run the benchmarks"
@@ -29,6 +30,9 @@ help:
 
 # One process a core, each with files of its own: what is set up for a file is set up once.
 SIDE_BY_SIDE = --numprocesses=auto --maxprocesses=8 --dist=loadfile
+
+quick: lint
+	$(BIN)/python -m pytest -q -m "not slow and not long" $(SIDE_BY_SIDE)
 
 test: lint
 	$(BIN)/python -m pytest -m "not slow" $(SIDE_BY_SIDE)

@@ -12,6 +12,9 @@ import pytest
 
 import jumok
 
+pytestmark = pytest.mark.long
+
+
 SRC = Path(__file__).parents[1] / "src"
 
 # A package may import, of jumok, only these (and itself).

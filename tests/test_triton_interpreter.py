@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
+
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 TESTS = Path(__file__).parent

@@ -34,6 +34,9 @@ from jumok.attention.kernels.additive_step import (
 )
 from jumok.attention.kernels.common import launch_options
 
+pytestmark = pytest.mark.long
+
+
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # On a GPU nearly all of the time goes into compiling, once for each dtype, size and block sizes. So the lists
 # below have each value with some of the others.

@@ -25,6 +25,9 @@ from jumok.attention.kernels.lse import (
 )
 from jumok.attention.kernels.pooled_maps import compute_pooled_maps
 
+pytestmark = pytest.mark.long
+
+
 # Small tiles, so that small inputs have several. Tensor cores of a GPU need at least 64 rows.
 SMALL = (
     PoolingBlockSizes(queries=64, keys=32, num_warps=4)

@@ -17,6 +17,9 @@ pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+pytestmark = pytest.mark.long
+
+
 CPU = torch.device("cpu")
 B, H, K, D, V = 2, 3, 7, 11, 13
 Drawn = tuple[masks.Mask, Tensor]  # a mask, and (B, H, Q, K) as its definition says, element by element

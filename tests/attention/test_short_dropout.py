@@ -32,6 +32,9 @@ from jumok.attention.kernels.short_sequences import (
     attend_short_sequences,
 )
 
+pytestmark = pytest.mark.long
+
+
 VALUE_WIDTH = 128
 
 

@@ -44,6 +44,9 @@ from jumok.attention.kernels.short_sequences import (
     attend_short_sequences,
 )
 
+pytestmark = pytest.mark.long
+
+
 CAT = torch.cat
 
 

@@ -19,6 +19,9 @@ from jumok.metrics.symmetrization import SYMMETRIZATIONS
 from jumok.run import Run
 from jumok.tasks.translate.data import TranslationData
 
+pytestmark = pytest.mark.long
+
+
 RunBench = Callable[..., tuple[dict[str, Any], str]]
 TrainTranslator = Callable[[Path, dict[str, Any]], Run]
 # Rates of ways, with the keys of rows that count the same things.

@@ -15,6 +15,9 @@ import pytest
 
 from jumok import cli
 
+pytestmark = pytest.mark.long
+
+
 SMALL = [
     "model.width=8",
     "model.embedding_width=8",

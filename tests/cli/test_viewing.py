@@ -15,6 +15,8 @@ from jumok.cli.app import app
 sys.path.insert(0, str(Path(__file__).parents[1] / "look"))
 from tiny_models import VOCAB_SIZE, build_model
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -13,6 +13,9 @@ import pytest
 from jumok.data.builtin.english_korean import SPLITS, SentencePair, read_pairs
 from jumok.errors import InputError
 
+pytestmark = pytest.mark.long
+
+
 # Split and line; English; Korean; links: i-j is a sure one, ipj a possible one.
 CHECKED_PAIRS = """
 test 1166 | this is an example sentence | 이것은 예문이다 | 0-0 1p1 3-1 4-1

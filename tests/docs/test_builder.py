@@ -15,6 +15,9 @@ from builder import benchmarks, lessons, maths, pages, recipes, reference
 from docs_parts import DOCS, ROOT
 from sphinx.errors import SphinxError
 
+pytestmark = pytest.mark.long
+
+
 TINY = """# %% [markdown] lang="en"
 # # One and one
 #

@@ -31,6 +31,9 @@ from jumok.export import formats as export_formats
 from jumok.models.transformer import Transformer, TransformerConfig
 from jumok.run import Run
 
+pytestmark = pytest.mark.long
+
+
 pytest.importorskip("ctranslate2")
 
 SOURCE, TARGET = 23, 29  # words

@@ -29,6 +29,9 @@ from jumok.models.self_attentive import SelfAttentiveClassifier, SelfAttentiveCo
 from jumok.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from jumok.models.transformer import Transformer, TransformerConfig
 
+pytestmark = pytest.mark.long
+
+
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

@@ -26,6 +26,9 @@ from jumok.run import Run
 from jumok.tasks import build_task, load_predictor
 from jumok.tasks.translate.predictor import TranslationOptions
 
+pytestmark = pytest.mark.long
+
+
 TEXTS = [pair.english for pair in sentences(41, 5)]
 
 

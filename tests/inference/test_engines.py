@@ -3,6 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.long
+
+
 IMPORT_CODE = """
 import importlib, sys
 import jumok.cli.app, jumok.serve.server, jumok.export.formats, jumok.inference.batch_inference

@@ -14,6 +14,9 @@ from jumok.errors import InputError
 from jumok.inference import resumable_output
 from jumok.inference.resumable_output import open_resumable_output
 
+pytestmark = pytest.mark.long
+
+
 LINES = [f"line {n} " + "abc" * (n % 7) for n in range(997)]
 SETTINGS = {"run": "0f", "--beam-size": 4}
 

@@ -24,6 +24,9 @@ from jumok.models.bert import (
     BertTagger,
 )
 
+pytestmark = pytest.mark.long
+
+
 WORDS = 23
 SMALL = BertConfig(
     width=14,

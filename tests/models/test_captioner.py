@@ -20,6 +20,9 @@ from jumok.models.caption_transformer import CaptionTransformer
 from jumok.models.captioner import Captioner, CaptionerConfig
 from jumok.models.transformer import TransformerConfig
 
+pytestmark = pytest.mark.long
+
+
 VOCABULARY, FEATURES = 13, 5
 GRID = (2, 3)
 EXACT = {"rtol": 1e-9, "atol": 1e-9}

@@ -16,6 +16,9 @@ from jumok.errors import InputError
 from jumok.models import convolutional
 from jumok.models.convolutional import ConvolutionalConfig, ConvolutionalSeq2Seq
 
+pytestmark = pytest.mark.long
+
+
 SOURCE, TARGET = 23, 29  # words
 SMALL = ConvolutionalConfig(
     embedding_width=7,

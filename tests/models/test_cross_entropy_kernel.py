@@ -29,6 +29,9 @@ from jumok.models.layers import output_loss
 from jumok.models.layers.output_loss import linear_cross_entropy
 from jumok.models.transformer import TransformerOutputLayer
 
+pytestmark = pytest.mark.long
+
+
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SMALL = CrossEntropyBlockSizes(warps=1, unroll=2)  # steps of 256 or 512 words
 D = 13

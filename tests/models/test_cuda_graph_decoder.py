@@ -19,6 +19,9 @@ from jumok.models import cuda_graph_decoder
 from jumok.models.cuda_graph_decoder import CudaGraphDecoder, CudaGraphSize
 from jumok.models.transformer import Transformer, TransformerConfig
 
+pytestmark = pytest.mark.long
+
+
 SOURCE, TARGET = 23, 29  # words
 SOURCES = [[5, 6, 7, EOS], [8, EOS], [9, 10, 11, 12, 13, 14, 15, EOS], [16, 17, EOS], [18, 19, EOS]]
 

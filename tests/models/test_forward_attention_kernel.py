@@ -14,6 +14,9 @@ from jumok.models import tacotron_decoder
 from jumok.models.kernels import forward_attention_step
 from jumok.models.tacotron_decoder import MAX_GRADIENT, forward_attention
 
+pytestmark = pytest.mark.long
+
+
 ROWS = 5
 
 

@@ -37,6 +37,9 @@ from jumok.models.layers import recurrent
 from jumok.models.layers.ragged_layout import PackedSteps, RaggedLayout
 from jumok.models.layers.recurrent import build_rnn, run_packed_rnn
 
+pytestmark = pytest.mark.long
+
+
 INPUTS = 3
 MANY = [4, 4, 4, *[2] * 15, 1, 1, 1]  # more than a program processes
 

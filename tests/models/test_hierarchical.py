@@ -20,6 +20,9 @@ from jumok.models.hierarchical import HierarchicalAttentionNetwork, Hierarchical
 from jumok.models.layers import ragged_layout
 from jumok.training.prefetch import map_tensors
 
+pytestmark = pytest.mark.long
+
+
 WORDS, CLASSES = 23, 5
 SMALL = HierarchicalConfig(embedding_width=7, width=3, attention_width=11, dropout=0.0)
 DOCUMENTS = [

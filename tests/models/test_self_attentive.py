@@ -20,6 +20,9 @@ from jumok.models.layers.recurrent import run_rnn_on_tokens
 from jumok.models.self_attentive import PrunedHiddenLayer, SelfAttentiveClassifier, SelfAttentiveConfig
 from jumok.training.prefetch import map_tensors
 
+pytestmark = pytest.mark.long
+
+
 WORDS, CLASSES = 23, 5
 SMALL = SelfAttentiveConfig(
     embedding_width=7,

@@ -23,6 +23,9 @@ from jumok.models.layers.recurrent import (
 )
 from jumok.models.seq2seq import DecoderAttention, Seq2Seq, Seq2SeqConfig
 
+pytestmark = pytest.mark.long
+
+
 SOURCE, TARGET = 11, 13  # vocabularies
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 

@@ -11,6 +11,9 @@ from jumok.batches.speech import SpeechBatch, frames_as_tokens
 from jumok.models.layers.style_tokens import StyleConfig, StyleTokens
 from jumok.models.tacotron import Tacotron, TacotronConfig
 
+pytestmark = pytest.mark.long
+
+
 MELS, TOKENS, HEADS, WIDTH = 5, 7, 2, 6
 FRAMES = (11, 3, 1)
 CONFIG = StyleConfig(num_tokens=TOKENS, num_heads=HEADS, width=WIDTH, conv_channels=(2, 3))

@@ -17,6 +17,9 @@ from jumok.models.tacotron import Tacotron, TacotronConfig, guided_attention_los
 from jumok.models.tacotron_decoder import forward_attention
 from jumok.training.prefetch import map_tensors
 
+pytestmark = pytest.mark.long
+
+
 SYMBOLS, MELS, LINEAR = 13, 5, 11
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 TEXTS = [[7, 12, EOS], [4, 8, 11, 6, 10, EOS], [9, EOS]]

@@ -18,6 +18,9 @@ from jumok.batches.tokens import BOS, IGNORE, Seq2SeqBatch
 from jumok.models.layers.source_sharing import reorder_sources
 from jumok.models.transformer import FeedForward, ResidualNorm, Transformer, TransformerConfig
 
+pytestmark = pytest.mark.long
+
+
 SOURCE, TARGET = 23, 29  # words
 SMALL = TransformerConfig(
     width=14,

@@ -17,6 +17,9 @@ from jumok.batches.tokens import BOS, EOS, Tokens
 from jumok.models.transformer import Transformer, TransformerConfig, TransformerState
 from jumok.models.transformer_step import MIN_CAPACITY, MIN_POSITIONS, TransformerStep
 
+pytestmark = pytest.mark.long
+
+
 WORDS = 29
 RAGGED = [[5, 6, 7, EOS], [8, EOS], [9, 10, 11, 12, 13, 14, 15, EOS]]
 EQUAL_LENGTHS = [[5, 6, EOS], [7, 8, EOS], [9, 10, EOS]]

@@ -26,6 +26,9 @@ from jumok.serve.limits import ServerLimits
 from jumok.tasks.api import RequestLimits, RequestTooLarge
 from jumok.tasks.translate.api import TranslationRequest
 
+pytestmark = pytest.mark.long
+
+
 BODY = b'{"text": "more"}'
 GET_HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

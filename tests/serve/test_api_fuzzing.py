@@ -22,6 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from running_server import wait_until
 
+pytestmark = pytest.mark.long
+
+
 schemathesis = pytest.importorskip("schemathesis")
 
 # Texts that a schema does not suggest: lone surrogates, control characters, and special syntax.

@@ -17,6 +17,9 @@ from jumok.serve.app import build_app
 from jumok.serve.limits import ServerLimits
 from jumok.tasks.translate.predictor import TranslationOptions
 
+pytestmark = pytest.mark.long
+
+
 TEXT = "the king sleeps because it snows in busan"
 
 

@@ -26,6 +26,9 @@ from jumok.tasks import get_service_type
 from jumok.tasks.api import RequestLimits
 from jumok.tasks.caption.predictor import CaptionOptions
 
+pytestmark = pytest.mark.long
+
+
 Image = pytest.importorskip("PIL.Image")
 PNG = {"Content-Type": "image/png"}
 

@@ -29,6 +29,9 @@ from jumok.serve import server as server_module
 from jumok.serve.limits import ServerLimits
 from jumok.tasks.api import RequestLimits
 
+pytestmark = pytest.mark.long
+
+
 SENTENCES = ["we walk", "the king sleeps", "it snows in busan", "the king sleeps because it snows in busan"]
 
 

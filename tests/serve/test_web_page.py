@@ -24,7 +24,7 @@ from jumok.tasks.api import RequestLimits
 
 OpenPage = Callable[..., Any]
 StartServer = Callable[..., RunningServer]
-pytestmark = pytest.mark.filterwarnings("ignore:the voice does not know")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:the voice does not know")]
 PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
 STATUS_MESSAGE = "Failed to load resource"  # the browser's message about an error status, which the page shows
 

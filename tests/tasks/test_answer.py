@@ -23,6 +23,9 @@ from jumok.tasks.answer.data import EncodedQuestion, encode_questions
 from jumok.tasks.evaluation import evaluate
 from jumok.tasks.options import NBestOptions
 
+pytestmark = pytest.mark.long
+
+
 QUIET = Console(quiet=True)
 
 

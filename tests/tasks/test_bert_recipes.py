@@ -32,6 +32,9 @@ from jumok.tasks.evaluation import evaluate
 from jumok.tasks.options import NBestOptions
 from jumok.tasks.training import train
 
+pytestmark = pytest.mark.long
+
+
 USES = {
     name: recipe.read(path)["task"]
     for name, path in recipe.list_builtin().items()

@@ -26,6 +26,9 @@ from jumok.tasks.caption.predictor import CaptionOptions, CaptionPredictor
 from jumok.tasks.caption.task import CaptionTask
 from jumok.tasks.evaluation import evaluate
 
+pytestmark = pytest.mark.long
+
+
 pytest.importorskip("PIL")
 
 # A few scenes, learned by heart: they are all three splits.

@@ -35,6 +35,9 @@ from jumok.tasks.options import NBestOptions
 from jumok.tasks.training import train
 from jumok.training import load_weights
 
+pytestmark = pytest.mark.long
+
+
 QUIET = Console(quiet=True)
 
 

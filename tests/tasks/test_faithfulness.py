@@ -36,6 +36,9 @@ from jumok.tasks.evaluation import evaluate
 from jumok.tasks.options import NBestOptions
 from jumok.tasks.training import train
 
+pytestmark = pytest.mark.long
+
+
 QUIET = Console(quiet=True)
 
 

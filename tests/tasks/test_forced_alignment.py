@@ -9,6 +9,9 @@ import torch
 from jumok.batches.tokens import EOS
 from jumok.tasks.speak import forced_alignment
 
+pytestmark = pytest.mark.long
+
+
 CPU = torch.device("cpu")
 
 

@@ -39,6 +39,9 @@ from jumok.tasks import build_task, load_predictor
 from jumok.tasks.training import train
 from jumok.tasks.translate.predictor import TranslationOptions
 
+pytestmark = pytest.mark.long
+
+
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 

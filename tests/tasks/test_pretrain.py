@@ -32,6 +32,9 @@ from jumok.tasks.pretrain.data import PretrainingData
 from jumok.tasks.pretrain.predictor import FillMaskOptions, compute_attention_maps
 from jumok.tasks.training import train
 
+pytestmark = pytest.mark.long
+
+
 QUIET = Console(quiet=True)
 SMALL = ["model.width=16", "model.num_layers=2", "model.num_heads=2", "model.feed_forward_width=32"]
 SMALL += ["model.max_positions=64", "masking.sequence_length=32", "tokenizer.vocab_size=200", "data.held_out_size=19"]

@@ -32,6 +32,9 @@ from jumok.tasks.speak.predictor import SpeechOptions, SpeechPredictor
 from jumok.tasks.speak.task import SpeechTask
 from jumok.tasks.speak.wav_writer import WavWriter
 
+pytestmark = pytest.mark.long
+
+
 pytest.importorskip("librosa")
 pytest.importorskip("soundfile")
 AUDIO = ["audio={sample_rate: 8000, n_fft: 512, hop_length: 100, win_length: 400, n_mels: 40}", "model.n_mels=40"]

@@ -31,6 +31,9 @@ from jumok.tasks.translate.task import TranslationTask
 from jumok.tasks.translate.word_alignment import WordAligner
 from jumok.training import cuda_graphs
 
+pytestmark = pytest.mark.long
+
+
 QUIET = Console(quiet=True)
 
 

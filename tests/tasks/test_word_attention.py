@@ -25,6 +25,9 @@ from jumok.tasks.evaluation import evaluate
 from jumok.tasks.options import NBestOptions
 from jumok.tasks.training import train
 
+pytestmark = pytest.mark.long
+
+
 QUIET = Console(quiet=True)
 KINDS = ("self_attentive", "hierarchical")
 TEXT = "The soup was awful. Overall the museum was splendid. My sister waited near the film."

@@ -20,6 +20,9 @@ from jumok.tasks.evaluation import evaluate
 from jumok.tasks.options import NBestOptions
 from jumok.tasks.training import train
 
+pytestmark = pytest.mark.long
+
+
 NAMES = [name for name in recipe.list_builtin() if name.startswith(("self_attentive/", "hierarchical/"))]
 SMALL = ["model.embedding_width=8", "model.width=8", "model.attention_width=8", "data.held_out_size=20"]
 SMALL += ["data.builtin_size=120", "tokenizer.vocab_size=400", "train.max_epochs=null", "train.max_steps=3"]

@@ -12,6 +12,9 @@ from training_toy import PointData, Toy, quick, read_metrics, read_state, tensor
 
 from jumok.training import TrainConfig, init_distributed, train
 
+pytestmark = pytest.mark.long
+
+
 SCRIPT = Path(__file__).with_name("training_ranks.py")
 
 

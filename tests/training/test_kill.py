@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
+
 SCRIPT = Path(__file__).with_name("training_kills.py")
 
 

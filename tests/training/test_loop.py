@@ -24,6 +24,8 @@ from jumok.training.optimizer import build_optimizer
 from jumok.training.prefetch import iter_step_batches
 from jumok.training.weights import read_safetensors
 
+pytestmark = pytest.mark.long
+
 
 class Line(nn.Module):
     """y = w x, from w = 0. For x = (1, 2), y = (2, 4): loss 20 / 2, slope Σ 2 (w x − y) x / 2 = −10."""

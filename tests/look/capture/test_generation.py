@@ -15,6 +15,9 @@ from jumok.look.views.ablation import knock_out
 transformers = pytest.importorskip("transformers", minversion="5")
 from tiny_models import attend_with_sinks, build_inputs, build_model, random_ids  # noqa: E402
 
+pytestmark = pytest.mark.long
+
+
 NUM_NEW = 6  # tokens that are generated
 
 

@@ -29,6 +29,8 @@ from torch.nn.functional import scaled_dot_product_attention as imported_sdpa
 from jumok.errors import InputError
 from jumok.look.capture.watch import watch
 
+pytestmark = pytest.mark.long
+
 
 def build_encoder() -> nn.TransformerEncoder:
     layer = nn.TransformerEncoderLayer(6, 2, 11, batch_first=True)

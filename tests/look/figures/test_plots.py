@@ -20,7 +20,10 @@ from jumok.look.figures import fonts, plots
 from jumok.look.figures.plots import draw_heat_map, draw_scores_by_length, draw_training_curves
 from jumok.metrics.translation import LengthBin
 
-pytestmark = pytest.mark.filterwarnings("ignore:no installed font has")  # where no Korean font is installed
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore:no installed font has"),
+]  # where no Korean font is installed
 
 
 def read_pixels(path: Path) -> np.ndarray:

@@ -12,6 +12,9 @@ import pytest
 
 from jumok.look.viewer import assets
 
+pytestmark = pytest.mark.long
+
+
 OpenPage = Callable[..., Any]
 
 

@@ -17,6 +17,9 @@ from jumok.look.viewer.viewer_data import ViewerData, build_manifest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from example_documents import KOREAN, REVIEW, build_hierarchical_document, build_long_document, build_multi_hop_document
 
+pytestmark = pytest.mark.long
+
+
 OpenPage = Callable[..., Any]
 MIXED = ("<script>alert(1)</script>", "שלום", "👩‍👩‍👧‍👦", "<b>bold</b>", "日本語", "a\u202eb")
 

@@ -19,6 +19,9 @@ from jumok.look.viewer.synthesized_speech import SynthesizedSpeech
 from jumok.look.viewer.tiles import TileRequest
 from jumok.look.viewer.viewer_data import ViewerData, ViewerLayer, compute_cells
 
+pytestmark = pytest.mark.long
+
+
 OpenPage = Callable[..., Any]
 
 WORDS = ["</script><script>alert(1)</script>", "<!--", "שלום", "예문이다", "👩‍👩‍👧‍👦"]

@@ -15,6 +15,9 @@ from jumok import InputError
 from jumok.look.viewer.huggingface_folder import find_model_folder, is_hub_name
 from jumok.look.viewer.huggingface_model import capture_huggingface_model
 
+pytestmark = pytest.mark.long
+
+
 NAME, COMMIT = "someone/tiny-bert", "0123456789abcdef0123456789abcdef01234567"
 
 

@@ -22,6 +22,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from example_images import build_corner_data, build_drawing_data
 from test_assets import evaluate_module
 
+pytestmark = pytest.mark.long
+
+
 OpenPage = Callable[..., Any]
 SCRIPT = "<script>alert(1)</script>"
 

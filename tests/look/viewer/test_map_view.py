@@ -15,6 +15,9 @@ from jumok.look.viewer import assets
 from jumok.look.viewer.tiles import TileRequest
 from jumok.look.viewer.viewer_data import ViewerData, ViewerLayer, answer_request, build_manifest
 
+pytestmark = pytest.mark.long
+
+
 OpenPage = Callable[..., Any]
 
 KOREAN = ["이것은", "예문이다", "</s>"]

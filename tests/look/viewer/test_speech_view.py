@@ -19,6 +19,9 @@ from jumok.look.viewer.viewer_data import ViewerData
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from example_speech import FRAME_SECONDS, FRAMES_PER_STEP, KOREAN, TOKENS, build_speech_data
 
+pytestmark = pytest.mark.long
+
+
 OpenPage = Callable[..., Any]
 DURATION = 53 * FRAMES_PER_STEP * FRAME_SECONDS  # seconds of all steps
 PLOT_BOX = "(v.views.speech.plot.getBoundingClientRect())"

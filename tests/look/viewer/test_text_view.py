@@ -11,6 +11,9 @@ import pytest
 
 from jumok.look.viewer.viewer_data import ViewerData
 
+pytestmark = pytest.mark.long
+
+
 TOKENS = ["<s>", "▁the", "▁cat", "▁sat", "▁down"]
 KEYS = "section:last-of-type .jm-token"
 

@@ -17,6 +17,8 @@ from jumok.tasks import load_predictor
 sys.path.insert(0, str(Path(__file__).parents[2] / "tasks"))
 from translation_runs import train_run
 
+pytestmark = pytest.mark.long
+
 
 def test_run_has_all_attention_layers(run: Run) -> None:
     (data,) = load_predictor(run, "cpu").build_viewer_data("this is an example sentence", target="이것은 예문이다")

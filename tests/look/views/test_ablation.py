@@ -14,6 +14,8 @@ from jumok.look.capture import patching
 from jumok.look.capture.watch import watch
 from jumok.look.views.ablation import knock_out
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(autouse=True)
 def _everything_is_restored() -> Iterator[None]:

@@ -14,6 +14,9 @@ from jumok.errors import InputError
 from jumok.look.capture.captured_attention import CapturedAttention
 from jumok.look.views import rollout, row_chunks, statistics
 
+pytestmark = pytest.mark.long
+
+
 hypothesis = pytest.importorskip("hypothesis", reason="the property tests need Hypothesis")
 given, st = hypothesis.given, hypothesis.strategies
 few_examples = hypothesis.settings(max_examples=40)

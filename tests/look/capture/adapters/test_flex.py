@@ -13,9 +13,10 @@ from jumok.errors import InputError
 from jumok.look.capture.watch import watch
 from jumok.look.views.ablation import knock_out
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore:flex_attention called without torch.compile"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:flex_attention called without torch.compile"),
+]
 ORIGINAL = flex_attention
 compiled_flex = torch.compile(flex_attention, backend="eager")
 

@@ -17,6 +17,9 @@ from jumok.look.capture.captures import Captures
 from jumok.look.capture.watch import watch
 from jumok.look.views.ablation import knock_out
 
+pytestmark = pytest.mark.long
+
+
 B, H, N, D = 2, 3, 5, 4
 
 

@@ -18,6 +18,9 @@ from jumok.look.views.ablation import knock_out
 transformers = pytest.importorskip("transformers", minversion="5")
 from tiny_models import attend_with_sinks, build_inputs, build_model, list_attentions, random_ids  # noqa: E402
 
+pytestmark = pytest.mark.long
+
+
 LAYER_NAMES = {
     "bert": ["encoder.layer.0.attention.self", "encoder.layer.1.attention.self"],
     "gpt2": ["transformer.h.0.attn", "transformer.h.1.attn"],

@@ -19,6 +19,9 @@ from jumok.models.convolutional import ConvolutionalConfig, ConvolutionalSeq2Seq
 from jumok.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from jumok.models.transformer import Transformer, TransformerConfig
 
+pytestmark = pytest.mark.long
+
+
 SOURCES, TARGETS = [[5, 6, 7], [8, 9]], [[5, 6], [7, 8, 9, 10]]
 
 

@@ -12,6 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from jumok.look.capture.watch import watch
 
+pytestmark = pytest.mark.long
+
+
 PADDING = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
 VIEW_OPS = ["detach", "view", "expand", "t", "transpose", "permute", "slice", "select", "unbind", "unsqueeze", "alias"]
 PROJECTION_OPS = ("addmm.default", "mm.default", "bitwise_not.default", "_to_copy.default")  # beside a fused layer
