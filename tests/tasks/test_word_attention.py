@@ -276,7 +276,7 @@ def test_empty_short_and_long_texts(predictor: Any) -> None:
 
 def test_typos_in_a_recipe() -> None:
     base = {"task": "classify", "data": {"train": "x"}}
-    with pytest.raises(InputError, match=r"model\.type: 'hierachical' is invalid; .* did you mean hierarchical\?"):
+    with pytest.raises(InputError, match=r"model\.type: 'hierachical' is unknown; .* did you mean hierarchical\?"):
         recipe.parse({**base, "model": {"type": "hierachical"}})
     with pytest.raises(InputError, match=r"model\.hops: .*did you mean model\.num_hops\?"):
         recipe.parse({**base, "model": {"type": "self_attentive", "hops": 3}})
