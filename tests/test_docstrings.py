@@ -13,6 +13,9 @@ from jumok.batches.speech import frames_as_tokens
 from jumok.batches.tokens import BOS, Tokens
 from jumok.models.transformer import TransformerConfig
 
+pytestmark = pytest.mark.long
+
+
 SOURCE = Path(jumok.__file__).parent
 MODULES = [
     ".".join(("jumok", *path.relative_to(SOURCE).with_suffix("").parts))

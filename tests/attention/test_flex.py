@@ -13,6 +13,9 @@ from jumok.attention.mask_types import AttentionShape
 from jumok.attention.packed_masks import DocumentMask
 from jumok.attention.paths import flex
 
+pytestmark = pytest.mark.long
+
+
 CPU = torch.device("cpu")
 B, H, Q, K, D = 2, 3, 293, 401, 5  # three blocks of queries and four of keys; the last of each sticks out
 AT = AttentionShape(2, Q, K, CPU)

@@ -25,6 +25,9 @@ from jumok.models.hierarchical import HierarchicalAttentionNetwork, Hierarchical
 from jumok.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from jumok.models.tacotron import Tacotron
 
+pytestmark = pytest.mark.long
+
+
 Bench = Callable[[str], Any]
 CPU = torch.device("cpu")
 DOCUMENTS = [[[4, 9, 5], [7]], [[10, 6, 8, 8, 21, 4, 5]], [[5, 5], [20, 13, 11, 4], [9], [6, 7]]]

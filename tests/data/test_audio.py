@@ -15,6 +15,9 @@ from jumok.data.builtin.spoken_numbers import synthesize_text
 from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.errors import InputError, MissingExtra
 
+pytestmark = pytest.mark.long
+
+
 soundfile = pytest.importorskip("soundfile")
 librosa = pytest.importorskip("librosa")
 

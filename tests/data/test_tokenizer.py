@@ -18,6 +18,9 @@ from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerPair
 from jumok.data.tokenizers.vocabulary import TokenizerConfig
 from jumok.errors import InputError
 
+pytestmark = pytest.mark.long
+
+
 LINES = [
     "the small dog sees the big dog .",
     "Die Katze läuft über die Straße.",

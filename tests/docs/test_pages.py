@@ -20,6 +20,9 @@ from jumok import recipe
 from jumok.cli.app import app
 from jumok.errors import InputError
 
+pytestmark = pytest.mark.long
+
+
 PYTHON = [one for one in every_block() if one.kind == "python"]
 # Blocks that need a trained run, a server, or a model or file of the reader's are compiled only.
 NEEDS = re.compile(r"runs/|httpx2|from_pretrained|ctranslate2|Path\(|\bmodel\b|\bseen\b|show\.save|jumok\.load")

@@ -23,6 +23,9 @@ from jumok.export.bert import export_bert, load_bert
 from jumok.export.safetensors_converter import convert_to_safetensors
 from jumok.models.bert import Bert, BertClassifier, BertConfig, BertPretrainingModel, BertSpanExtractor, BertTagger
 
+pytestmark = pytest.mark.long
+
+
 WORDS = 23
 SMALL = BertConfig(width=14, num_layers=2, num_heads=2, feed_forward_width=19, max_positions=13, dropout=0.25)
 IDS = torch.tensor([[2, 5, 6, 7, 3], [2, 8, 3, 0, 0]])

@@ -9,6 +9,9 @@ from jumok.errors import InputError
 from jumok.metrics.bootstrap import BootstrapResult, FigureFunction, bootstrap_models
 from jumok.metrics.translation import DEFAULT_BLEU, Bleu, Chrf, TranslationMetric
 
+pytestmark = pytest.mark.long
+
+
 random = np.random.default_rng(3)
 WORDS = [f"w{n}" for n in range(50)]
 REFERENCES = [" ".join(random.choice(WORDS, size=random.integers(5, 14))) for _ in range(97)]

@@ -19,6 +19,9 @@ from jumok.errors import InputError
 from jumok.metrics import captions as module
 from jumok.metrics.captions import bleu, cider_d, rouge_l, score_captions, tokenize_caption
 
+pytestmark = pytest.mark.long
+
+
 CAPTION = st.lists(st.sampled_from("abcdefg"), max_size=11)
 PICTURES = st.lists(st.tuples(CAPTION, st.lists(CAPTION, min_size=1, max_size=3)), min_size=1, max_size=7)
 Pictures = list[tuple[list[str], list[list[str]]]]

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from jumok.errors import InputError
 from jumok.metrics.faithfulness import TextSentences, measure_faithfulness
 
+pytestmark = pytest.mark.long
+
+
 Array = NDArray[np.float64]
 
 

@@ -25,6 +25,9 @@ from jumok.serve.limits import ServerLimits
 from jumok.tasks.api import RequestLimits
 from jumok.tasks.translate.api import TranslationService
 
+pytestmark = pytest.mark.long
+
+
 pytest.importorskip("ctranslate2")
 
 

@@ -14,6 +14,9 @@ from running_server import EchoService, RunningServer, build_request, read_until
 
 from jumok.serve.limits import ServerLimits
 
+pytestmark = pytest.mark.long
+
+
 PAYLOAD = {"text": "a text of some words"}
 
 

@@ -19,7 +19,7 @@ from jumok.data.builtin.scenes import draw_scene
 from jumok.serve.limits import ServerLimits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
-pytestmark = pytest.mark.filterwarnings("ignore:the voice does not know")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:the voice does not know")]
 BLOCKS = re.findall(r"```(sh|python)\n(.*?)```", PAGE, re.S)
 ADDRESS = "http://localhost:8000"
 

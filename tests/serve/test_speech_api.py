@@ -19,7 +19,7 @@ from jumok.tasks import get_service_type
 from jumok.tasks.api import RequestLimits
 
 soundfile = pytest.importorskip("soundfile")
-pytestmark = pytest.mark.filterwarnings("ignore:the voice does not know")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:the voice does not know")]
 TEXT = "Forty two. Six."
 
 

@@ -21,6 +21,8 @@ from jumok.tasks.translate.config import TranslationDataConfig
 from jumok.tasks.translate.corpus_alignment import AlignmentJob, parse_view_filter, read_pairs
 from jumok.tasks.translate.word_alignment import AlignmentViewFilter, WordAligner
 
+pytestmark = pytest.mark.long
+
 
 @dataclass
 class Output:

@@ -20,6 +20,9 @@ from jumok.run import Run
 from jumok.tasks import build_task
 from jumok.tasks.training import train
 
+pytestmark = pytest.mark.long
+
+
 TRAIN = {"max_epochs": None, "max_steps": 2, "warmup_steps": 1}
 TEXT = {"caption": "scenes:4", "speak": "seven"}  # inputs of tasks that do not read a text
 

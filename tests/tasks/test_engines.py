@@ -24,6 +24,9 @@ from jumok.tasks.translate import metrics as translate_metrics
 from jumok.tasks.translate.config import TranslationDecodeConfig
 from jumok.tasks.translate.predictor import TranslationOptions, TranslationPrediction, TranslationPredictor
 
+pytestmark = pytest.mark.long
+
+
 pytest.importorskip("ctranslate2")
 
 TEXTS = [english for english, _ in sentences(40, seed=2)] + ["", "seven nobody knows eight", "  "]

@@ -23,6 +23,9 @@ from jumok.data.readers.text_files import MAX_LINE_BYTES
 from jumok.inference.line_io import read_chunks
 from jumok.run import Run
 
+pytestmark = pytest.mark.long
+
+
 resource = pytest.importorskip("resource")
 
 TINY = [*SMALL, *SIZES["seq2seq"], "data.builtin_size=60", "data.held_out_size=11"]

@@ -32,6 +32,9 @@ from jumok.tasks.translate.word_alignment import (
     _map_preprocessed_words,
 )
 
+pytestmark = pytest.mark.long
+
+
 PLANTED_VIEWS = AlignmentView(1, 2, True), AlignmentView(0, 1, False)  # of the fixture ``aligner``
 
 

@@ -24,6 +24,8 @@ from jumok.training.weights import (
     write_safetensors,
 )
 
+pytestmark = pytest.mark.long
+
 
 def test_tied_tensors_are_saved_once(tmp_path: Path) -> None:
     model, path = Toy(seed=3), tmp_path / "model.safetensors"

@@ -20,6 +20,9 @@ from jumok.training.distributed import DistributedRanks
 from jumok.training.learner import Learner, should_compile
 from jumok.training.prefetch import iter_step_batches
 
+pytestmark = pytest.mark.long
+
+
 WORDS = 23
 CPU = torch.device("cpu")
 MODELS: dict[str, tuple[type[nn.Module], Any]] = {

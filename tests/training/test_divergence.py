@@ -12,6 +12,8 @@ from jumok.batches.tokens import Loss
 from jumok.training import DivergenceError, train
 from jumok.training.divergence import MAX_HIGH_STEPS, LossTrend
 
+pytestmark = pytest.mark.long
+
 
 class Bad(Toy):
     """At step ``at`` (counted from 1) the loss is ``value``, or its gradient is."""

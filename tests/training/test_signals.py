@@ -13,6 +13,9 @@ from training_toy import PointData, Points, Toy, quick, read_metrics, read_state
 from jumok.training import TrainingInterrupted, ValidationReport, train
 from jumok.training.signals import SignalHandler
 
+pytestmark = pytest.mark.long
+
+
 HANDLERS = (signal.SIGINT, signal.SIGTERM)
 
 

@@ -27,6 +27,9 @@ from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerPair
 from jumok.data.tokenizers.vocabulary import TokenizerConfig
 from jumok.errors import InputError
 
+pytestmark = pytest.mark.long
+
+
 LETTERS = Tokenizer.train(["abcdefghij 가나다"], TokenizerConfig("characters", vocab_size=400))
 BOTH = TokenizerPair(LETTERS, LETTERS)
 

@@ -17,6 +17,9 @@ from jumok.data.readers.invalid_examples import SkippedExamples
 from jumok.data.readers.parallel_corpus import ParallelCorpus, Sides, TranslationExample, find_corpus
 from jumok.errors import InputError, MissingExtra
 
+pytestmark = pytest.mark.long
+
+
 PAIRS = [("a dog", "ein Hund"), ('say "hi"', "sag „hallo“"), ("x\u0085y\u2028z", "é 한글")]
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20)
 LINE = TEXT.map(lambda text: text.replace("\n", "").replace("\t", "").strip()).filter(bool)

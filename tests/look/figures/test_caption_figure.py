@@ -25,7 +25,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from example_images import build_corner_data, build_drawing_data
 
 GREY = AttendedImage.from_pixels(np.full((20, 30, 3), 128, np.uint8), (2, 3))
-pytestmark = pytest.mark.filterwarnings("ignore:no installed font has")  # where no Korean font is installed
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore:no installed font has"),
+]  # where no Korean font is installed
 
 
 def build_uniform_weights(num_words: int, num_patches: int = 6) -> np.ndarray:

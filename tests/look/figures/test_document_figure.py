@@ -31,7 +31,10 @@ from jumok.look.viewer.viewer_data import ViewerData
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from example_documents import build_hierarchical_document, build_long_document, build_multi_hop_document
 
-pytestmark = pytest.mark.filterwarnings("ignore:no installed font has")  # where no Korean font is installed
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore:no installed font has"),
+]  # where no Korean font is installed
 
 
 def find_shade(image: np.ndarray, shade: float) -> np.ndarray:

@@ -23,6 +23,8 @@ from jumok.look.viewer.word_merging import merge_into_words
 from jumok.run import Run
 from jumok.tasks import load_predictor
 
+pytestmark = pytest.mark.long
+
 
 def test_huggingface_folder(bert: Path) -> None:
     assert is_huggingface_folder(bert)

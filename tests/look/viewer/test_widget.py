@@ -17,6 +17,9 @@ from jumok.look.viewer.tiles import unpack
 from jumok.look.viewer.viewer_data import ViewerData
 from jumok.look.viewer.widget import ViewerWidget
 
+pytestmark = pytest.mark.long
+
+
 WEIGHTS = np.random.default_rng(0).random((2, 3, 5), np.float32)
 REQUEST = {"layer": 0, "head": 1, "rows": [0, 3], "cols": [0, 5], "size": 256, "quantity": "pooled_map", "data": 0}
 
