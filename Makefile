@@ -28,9 +28,8 @@ help:
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove the environment and the caches (runs/ stays)"
 
-# One process per core. Each runs whole files, so that what a file sets up is set up once. The order stays alphabetical:
-# otherwise files with few but long tests would come last, on one core.
-PARALLEL = --numprocesses=auto --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
+# One process per core. Each runs whole files, so that what a file sets up is set up once.
+PARALLEL = --numprocesses=auto --maxprocesses=8 --dist=loadfile
 
 quick: lint
 	$(BIN)/python -m pytest -q -m "not slow and not long" $(PARALLEL)
