@@ -55,7 +55,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/speech.py
 	$(BIN)/python bench/look.py
 	$(BIN)/python bench/look_browser.py
-	$(BIN)/python bench/coverage.py
+	$(BIN)/python bench/watch_coverage.py
 
 demo: $(STAMP)
 	$(BIN)/jumok train bahdanau/demo --out runs/demo

@@ -54,7 +54,7 @@ def run_bench(
             bench(script).main(["--quick", "--out", str(out), *map(str, arguments)])
         printed = capsys.readouterr().out
         *lines, last = printed.splitlines()
-        assert max(map(len, lines)) <= 110
+        assert max(map(len, lines)) <= 120
         assert last.endswith(out.name)
         assert "DIFFERENT" not in printed
         result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))

@@ -144,7 +144,7 @@ def test_the_check_of_maps_finds_a_wrong_map(bench: Bench, monkeypatch: pytest.M
 
 def test_coverage_finds_wrong_silent_and_changed_models(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", minversion="5")
-    coverage = bench("coverage")
+    coverage = bench("watch_coverage")
     assert coverage.check_type("gpt2")["verdict"] == "right"
     with monkeypatch.context() as patch:
         weights = CapturedLayer.weights
@@ -160,7 +160,7 @@ def test_coverage_finds_wrong_silent_and_changed_models(bench: Bench, monkeypatc
 
 def test_the_oracle_of_coverage_computes_masked_and_grouped_attention(bench: Bench) -> None:
     pytest.importorskip("transformers", minversion="5")
-    coverage = bench("coverage")
+    coverage = bench("watch_coverage")
     query, key, value = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 8)
     mask = torch.rand(5, 7) > 0.3
     mask[:, 0] = True

@@ -4,9 +4,9 @@ A tiny model of each model type, with random weights, runs with and without ``wa
 with the implementation that transformers chooses. The outputs must be equal to the bit. Each captured map is
 compared with an oracle that shares no code with jumok (:class:`AttentionOracle`)::
 
-    python bench/coverage.py                                     # every type, about five minutes
-    python bench/coverage.py --only bert llama                   # some types
-    python bench/coverage.py --jobs 2 --table docs/coverage.md   # writes the table of the documentation
+    python bench/watch_coverage.py                                     # every type, about five minutes
+    python bench/watch_coverage.py --only bert llama                   # some types
+    python bench/watch_coverage.py --jobs 2 --table docs/coverage.md   # writes the table of the documentation
 """
 
 from __future__ import annotations
@@ -423,7 +423,7 @@ def format_page(head: Mapping[str, Any], rows: list[r.Row]) -> str:
         "attention and with the implementation that transformers chooses. The outputs with and without `watch` must be",
         "equal to the bit. Each map is compared with the weights that the model computed, or with a plain softmax of",
         "the arguments of a fused kernel.",
-        "`python bench/coverage.py --jobs 2 --table docs/coverage.md` writes this page.",
+        "`python bench/watch_coverage.py --jobs 2 --table docs/coverage.md` writes this page.",
         "",
         "| verdict | types | meaning |",
         "| --- | --- | --- |",
