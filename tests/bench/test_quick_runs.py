@@ -272,7 +272,7 @@ def test_align(run_bench: RunBench, both_directions: list[Run]) -> None:
 def test_coverage(run_bench: RunBench, tmp_path: Path) -> None:
     pytest.importorskip("transformers", minversion="5")
     table = tmp_path / "coverage.md"
-    result, printed = run_bench("coverage", "--table", table)
+    result, printed = run_bench("watch_coverage", "--table", table)
     verdicts = {row["case"]: row["verdict"] for row in result["rows"]}
     assert verdicts == {
         "bert": "right",
@@ -293,5 +293,5 @@ def test_coverage(run_bench: RunBench, tmp_path: Path) -> None:
 
 def test_coverage_goes_on_after_a_type_that_hangs(run_bench: RunBench) -> None:
     pytest.importorskip("transformers", minversion="5")
-    result, _ = run_bench("coverage", "--only", "bert", "convnext", "--seconds", "0")
+    result, _ = run_bench("watch_coverage", "--only", "bert", "convnext", "--seconds", "0")
     assert [(row["verdict"], row["detail"]) for row in result["rows"]] == [("no result", "exceeded 0 seconds")] * 2
