@@ -76,13 +76,15 @@ def beam_search(
         return hypotheses
     beam_state = BeamState(inputs.max_lengths, beam_size, n_best, length_penalty, stop_by_score=coverage is None)
     _run_search(model, inputs.source, beam_state, allow_unk=allow_unk)
-    finished = [beam_state.finished_hypotheses(n) for n in range(len(inputs.rows))]
+    # Only hypotheses that are returned are read from the recorded steps; a coverage may change their ranks.
+    limit = n_best if coverage is None else None
+    finished = [beam_state.finished_hypotheses(n, limit) for n in range(len(inputs.rows))]
     if coverage is not None:
         finished = _add_coverage(finished, inputs.rows, coverage)
     for n, row in enumerate(inputs.rows):
         ranked = sorted(finished[n], key=lambda hypothesis: -hypothesis.score)
         if len(ranked) < n_best:
-            ranked += beam_state.unfinished_hypotheses(n)
+            ranked += beam_state.unfinished_hypotheses(n, n_best - len(ranked))
         if not ranked:
             raise constraints.build_invalid_scores_error(beam_state.find_dead_end_step(n))
         hypotheses[row] = ranked[:n_best]

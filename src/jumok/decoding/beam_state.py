@@ -83,33 +83,35 @@ class BeamState:
         self._row_sentences = [self._row_sentences[row] for row in open_rows]
         return open_rows
 
-    def finished_hypotheses(self, sentence: int) -> list[Hypothesis]:
-        """Return the hypotheses of a sentence that generated EOS, in the order in which they did."""
+    def finished_hypotheses(self, sentence: int, n_best: int | None = None) -> list[Hypothesis]:
+        """Return the hypotheses of a sentence that generated EOS, in the order in which they did.
+
+        With ``n_best``, return only so many of them, best first.
+        """
+        scored = [(self._compute_score(beam.logprob, beam.length + 1), beam) for beam in self._finished[sentence]]
+        if n_best is not None:
+            scored = sorted(scored, key=lambda item: -item[0])[:n_best]
         return [
-            Hypothesis(
-                self._backtrack(sentence, length, slot),
-                self._compute_score(logprob, length + 1),
-                logprob,
-                finished=True,
-            )
-            for length, slot, logprob in self._finished[sentence]
+            Hypothesis(self._backtrack(sentence, length, slot), score, logprob, finished=True)
+            for score, (length, slot, logprob) in scored
         ]
 
-    def unfinished_hypotheses(self, sentence: int) -> list[Hypothesis]:
-        """Return the hypotheses of a sentence that reached the length limit without EOS, best first."""
+    def unfinished_hypotheses(self, sentence: int, n_best: int) -> list[Hypothesis]:
+        """Return the ``n_best`` hypotheses of a sentence that reached the length limit without EOS, best first."""
         limit = self.max_lengths[sentence]
         if self.num_steps < limit:
             return []
         finished_slots = {slot for length, slot, _ in self._finished[sentence] if length == limit}
-        return [
-            Hypothesis(
-                self._backtrack(sentence, limit, slot),
-                self._compute_score(logprob, limit),
-                logprob,
-                finished=False,
-            )
+        live = [
+            (slot, logprob)
             for slot, logprob in enumerate(self._log_probs[limit - 1][sentence].tolist())
             if slot not in finished_slots and logprob > -math.inf
+        ]
+        return [
+            Hypothesis(
+                self._backtrack(sentence, limit, slot), self._compute_score(logprob, limit), logprob, finished=False
+            )
+            for slot, logprob in live[:n_best]
         ]
 
     def find_dead_end_step(self, sentence: int) -> int:
