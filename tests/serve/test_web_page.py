@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
+import posixpath
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -561,8 +563,11 @@ def test_model_without_a_form(open_page: OpenPage, echo: EchoService, start_serv
     open_page("", at=other).wait_for_selector("text=There is no form for the task echo")
 
 
+ENTRIES = (web_page.PAGE_SCRIPT, "look/viewer/static/boot_page.js", "look/viewer/static/boot_file.js")
+
+
 def test_files_fetch_evaluate_and_parse_nothing() -> None:
-    scripts = [web_page.build_script(), assets.build_script("boot_page"), assets.build_script("boot_file")]
+    scripts = [assets.build_script(entry) for entry in ENTRIES]
     styles = [web_page.build_style_sheet(), assets.build_style_sheet(include_page=True)]
     everything = "".join([*scripts, *styles, web_page.PAGE_TEMPLATE])
     for word in (
@@ -579,23 +584,24 @@ def test_files_fetch_evaluate_and_parse_nothing() -> None:
     assert set(re.findall(r"https?://[\w./]+", everything)) == {"http://www.w3.org/2000/svg"}
 
 
-def test_scripts_are_modules_that_can_be_joined() -> None:
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_scripts_are_modules_that_can_be_joined(entry: str) -> None:
     names = re.compile(r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+)", re.MULTILINE)
-    texts = {name: assets.read_asset(f"{name}.js") for name in assets.SCRIPT_NAMES}
-    texts |= {name: web_page.read_static_file(f"{name}.js") for name in web_page.SCRIPT_MODULES}
-    assert len(texts) == len(assets.SCRIPT_NAMES) + len(web_page.SCRIPT_MODULES)
-    urls: dict[str, str] = {}
-    before: list[str] = []
-    for name, source in texts.items():
+    owners: dict[str, str] = {}
+    for path in assets.find_scripts(entry):
+        source = assets.read_asset(path)
         for definition in names.findall(source):
-            assert definition not in urls, f"{definition} is in {name} and {urls[definition]}"
-            urls[definition] = name
-        body = re.sub(r"^import [^;]*;\n", "", source, flags=re.MULTILINE)
-        imports = r'^import \{([^}]*)\} from "(\./|\.\./\.\./look/viewer/static/)(\w+)\.js";$'
-        for expected, folder, other in re.findall(imports, source, re.MULTILINE):
-            assert other in before, f"{name} imports {other}, which stands after it"
-            assert (other in web_page.SCRIPT_MODULES) == (name in web_page.SCRIPT_MODULES and folder == "./")
-            for word in filter(None, re.split(r"[\s,]+", expected)):
-                assert re.search(rf"^export .*\b{word}\b", texts[other], re.MULTILINE), word
-                assert re.search(rf"\b{word}\b", body), f"{name} imports {word} and does not use it"
-        before.append(name)
+            assert definition not in owners, f"{definition} is in {path} and {owners[definition]}"
+            owners[definition] = path
+        body = assets.IMPORT_PATTERN.sub("", source)
+        for words, other in re.findall(r'^import \{([^}]*)\} from "([^"]*)";$', source, re.MULTILINE):
+            exporter = posixpath.normpath(f"{posixpath.dirname(path)}/{other}")
+            for word in filter(None, re.split(r"[\s,]+", words)):
+                assert owners[word] == exporter, f"{path} imports {word} from {other}"
+                assert re.search(rf"\b{word}\b", body), f"{path} imports {word} and does not use it"
+
+
+def test_all_scripts_are_used() -> None:
+    package = Path(assets.__file__).parents[2]
+    used = {path for entry in ENTRIES for path in assets.find_scripts(entry)}
+    assert used == {path.relative_to(package).as_posix() for path in package.rglob("*.js")}

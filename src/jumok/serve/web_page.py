@@ -11,7 +11,6 @@ import functools
 import gzip
 import hashlib
 import html
-from importlib.resources import files
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -19,19 +18,8 @@ from starlette.responses import Response
 
 from jumok.look.viewer import assets
 
+PAGE_SCRIPT = "serve/static/main.js"
 PAGE_PATHS = ("/", "/page.js", "/page.css")
-# The modules are joined in this order, so each imports only modules before it.
-SCRIPT_MODULES = (
-    "api_client",
-    "fields",
-    "image_field",
-    "results",
-    "share_link",
-    "tasks",
-    "error_message",
-    "model_panel",
-    "main",
-)
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data: blob:; "
     "media-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -39,21 +27,10 @@ CONTENT_SECURITY_POLICY = (
 PAGE_HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
 
 
-def read_static_file(name: str) -> str:
-    """Read a static file of the page."""
-    return (files("jumok.serve") / "static" / name).read_text(encoding="utf-8")
-
-
-@functools.cache
-def build_script() -> str:
-    """Join the modules of the viewer and of the page into one ES module."""
-    return assets.join_scripts([*assets.read_scripts(), *(read_static_file(f"{name}.js") for name in SCRIPT_MODULES)])
-
-
 @functools.cache
 def build_style_sheet() -> str:
     """Join the style sheets of the page and of the viewer."""
-    return read_static_file("page.css") + assets.build_style_sheet()
+    return assets.read_asset("serve/static/page.css") + assets.build_style_sheet()
 
 
 def add_page_routes(app: FastAPI) -> None:
@@ -63,7 +40,7 @@ def add_page_routes(app: FastAPI) -> None:
 
 
 async def _serve_script(request: Request) -> Response:
-    return _build_file_response(request, build_script(), "text/javascript")
+    return _build_file_response(request, assets.build_script(PAGE_SCRIPT), "text/javascript")
 
 
 async def _serve_style_sheet(request: Request) -> Response:

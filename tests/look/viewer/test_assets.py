@@ -20,7 +20,7 @@ OpenPage = Callable[..., Any]
 
 def evaluate_module(viewer: Any, name: str, expression: str) -> Any:
     """Evaluate an expression in which ``m`` is a module of the viewer."""
-    source = base64.b64encode(assets.read_asset(name).encode()).decode()
+    source = base64.b64encode(assets.read_asset(f"look/viewer/static/{name}").encode()).decode()
     return viewer.page.evaluate(f"import('data:text/javascript;base64,{source}').then((m) => {expression})")
 
 

@@ -470,7 +470,7 @@ def test_scripts_run_as_separate_modules(new_page: OpenPage) -> None:
             request = TileRequest.from_mapping({name: values[0] for name, values in parse_qs(url.query).items()})
             route.fulfill(body=answer_request([data], request))
         elif url.path.endswith(".js"):
-            route.fulfill(body=assets.read_asset(url.path[1:]), content_type="text/javascript")
+            route.fulfill(body=assets.read_asset(f"look/viewer/static{url.path}"), content_type="text/javascript")
         else:
             route.fulfill(status=204)
 

@@ -163,6 +163,7 @@ def test_manifest_stores_shared_texts_once() -> None:
         "row_labels": 0,
         "col_labels": 0,
         "first_generated": [None, None],
+        "media": [],
         "finest_zoom": 0,
     }
     assert build_manifest([ViewerData.from_weights({"a": weights(2, 3)})])["data"][0]["layers"][0]["row_labels"] is None

@@ -1,4 +1,7 @@
-"""The viewer's static files, read from the package: hosts get them as text, and no request names a path."""
+"""Scripts and styles of pages, read from the package: hosts get them as text, and no request names a path.
+
+Scripts are ES modules. A page gets those that it needs as one module, without a build step.
+"""
 
 from __future__ import annotations
 
@@ -6,53 +9,48 @@ import base64
 import functools
 import hashlib
 import html
+import posixpath
 import re
-from collections.abc import Sequence
 from importlib.resources import files
 
-# Each script imports only from those before it, so that they can be concatenated.
-SCRIPT_NAMES = (
-    "dom", "colours", "controls", "manifest", "token_text", "tiles", "weight_range", "appearance", "map_painter",
-    "map_view", "maps_view", "arcs_view", "heads_view", "text_view", "minimap", "document_weights", "descriptions",
-    "document_view", "overlay", "image_weights", "caption", "thumbnails", "image_view", "alignment", "audio_player",
-    "spectrogram_painter", "style_panel", "speech_view", "pin_panel", "layout", "viewer", "remote",
-)  # fmt: skip
-BOOT_SCRIPTS = {"boot_page": ("boot_page",), "boot_file": ("saved_weights", "boot_file")}
+VIEWER_SCRIPT = "look/viewer/static/viewer.js"
+IMPORT_PATTERN = re.compile(r'^import [^;]* from "([^"]*)";\n', re.MULTILINE)
 
 
 @functools.cache
-def read_asset(name: str) -> str:
-    """Return the text of a static file."""
-    return (files("jumok.look.viewer") / "static" / name).read_text(encoding="utf-8")
+def read_asset(path: str) -> str:
+    """Return the text of a file of the package, as in ``"look/viewer/static/viewer.css"``."""
+    return files("jumok").joinpath(path).read_text(encoding="utf-8")
+
+
+def find_scripts(entry: str) -> list[str]:
+    """Return the paths of a script and of all that it imports, each after its own imports."""
+    paths: dict[str, None] = {}
+
+    def visit(path: str) -> None:
+        if path not in paths:
+            for imported in IMPORT_PATTERN.findall(read_asset(path)):
+                visit(posixpath.normpath(posixpath.join(posixpath.dirname(path), imported)))
+            paths[path] = None
+
+    visit(entry)
+    return list(paths)
 
 
 @functools.cache
-def build_script(boot_script: str | None = None) -> str:
-    """Return the viewer as one ES module: its scripts concatenated, without the imports between them.
+def build_script(entry: str = VIEWER_SCRIPT) -> str:
+    """Join a script and all that it imports into one ES module, which has the default export of the entry.
 
-    Without a boot script it exports ``{ render }``, as anywidget requires; with the name of a
-    ``boot_script`` file it starts itself.
+    That of the viewer is ``{ render }``, as anywidget requires.
     """
-    if boot_script:
-        return join_scripts([*read_scripts(), *(read_asset(f"{name}.js") for name in BOOT_SCRIPTS[boot_script])])
-    return f"{join_scripts(read_scripts())}\nexport default {{ render }};\n"
-
-
-def read_scripts() -> list[str]:
-    """Return the viewer's scripts, in the order in which they can be concatenated."""
-    return [read_asset(f"{name}.js") for name in SCRIPT_NAMES]
-
-
-def join_scripts(scripts: Sequence[str]) -> str:
-    """Concatenate modules to one that exports nothing."""
-    text = "\n".join(re.sub(r"^import [^;]*;\n", "", script, flags=re.MULTILINE) for script in scripts)
-    text = re.sub(r"^export default .*\n", "", text, flags=re.MULTILINE)
-    return re.sub(r"^export ", "", text, flags=re.MULTILINE)
+    text = IMPORT_PATTERN.sub("", "\n".join(map(read_asset, find_scripts(entry))))
+    return re.sub(r"^export (?!default)", "", text, flags=re.MULTILINE)
 
 
 def build_style_sheet(*, include_page: bool = False) -> str:
     """Return the style sheet; ``include_page``: with that of a whole page."""
-    return read_asset("page.css") + read_asset("viewer.css") if include_page else read_asset("viewer.css")
+    names = ("page", "viewer") if include_page else ("viewer",)
+    return "".join(read_asset(f"look/viewer/static/{name}.css") for name in names)
 
 
 def render_page(title: str, head: str, body: str) -> str:

@@ -20,11 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jumok.errors import InputError
+from jumok.look.viewer.medium import Medium
 from jumok.look.viewer.tiles import FloatArray, pack_base64, to_float32_array
 
 
 @dataclass(frozen=True, eq=False)
-class AttendedDocument:
+class AttendedDocument(Medium):
     """``n`` words in ``S`` sentences, with the weights of one or more hops.
 
     The text is ``separators[0] + words[0] + separators[1] + …``, so that it is shown as it was written.

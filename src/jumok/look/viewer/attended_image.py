@@ -5,20 +5,25 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jumok.errors import InputError
+from jumok.look.viewer.medium import Medium
+
+if TYPE_CHECKING:
+    from jumok.look.viewer.viewer_data import ViewerLayer
 
 ImageRegion = tuple[float, float, float, float]  # left, top, right, bottom
 WHOLE_IMAGE: ImageRegion = (0.0, 0.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
-class AttendedImage:
+class AttendedImage(Medium):
     """The image whose patches are the keys: a ``grid`` (rows, columns), after ``num_prefix_keys`` other keys.
 
     ``region`` is the region of the image that the grid covers: its left, top, right and bottom as fractions
@@ -82,6 +87,27 @@ class AttendedImage:
         if self.data[:4] == b"RIFF" and self.data[8:12] == b"WEBP":
             return "image/webp"
         raise InputError("the image is neither PNG nor JPEG nor WebP; expected the bytes of such a file")
+
+    def matches(self, layer: ViewerLayer) -> bool:
+        """Return whether the keys of a layer are the patches."""
+        return layer.shape[1] == self.num_keys and "causal" not in layer.kind and layer.kind != "channel"
+
+    def describe_mismatch(self, layers: Sequence[ViewerLayer]) -> str:
+        """Return why the keys of none of these layers are the patches."""
+        rows, cols = self.grid
+        prefix = f" after {self.num_prefix_keys} other keys" * (self.num_prefix_keys > 0)
+        sizes = ", ".join(f"{layer.name} {layer.shape[1]} ({layer.kind})" for layer in layers[:8])
+        reason = (
+            f"an image of {rows} × {cols} patches{prefix}, {self.num_keys} keys in all, and the layers have these "
+            f"keys: {sizes}; expected a layer with {self.num_keys} that is neither causal nor over channels"
+        )
+        extra = next((n for layer in layers if (n := layer.shape[1] - rows * cols) in range(1, 9)), None)
+        if extra in (None, self.num_prefix_keys):
+            return reason
+        return (
+            f"{reason}. If {extra} of the keys come before the patches, as a class token does, pass "
+            f"num_prefix_keys={extra}"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the image as JSON for the viewer."""

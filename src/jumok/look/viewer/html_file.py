@@ -222,7 +222,8 @@ def _count_cells(layer: ViewerLayer, detail: int) -> int:
 
 
 def _render_page(manifest: Mapping[str, Any], index: Mapping[str, tuple[int, int]], weights: str) -> str:
-    script, style = assets.build_script("boot_file"), assets.build_style_sheet(include_page=True)
+    script = assets.build_script("look/viewer/static/boot_file.js")
+    style = assets.build_style_sheet(include_page=True)
     if "</script" in script.lower() or "</style" in style.lower():
         raise AssertionError("the viewer's own files would end their HTML element")
     # Nothing may be loaded, and only this script and this style may run.

@@ -119,7 +119,7 @@ def build_app(
             Route("/manifest.json", get_manifest),
             Route("/tiles", get_tile),
             Route("/resynthesize", resynthesize, methods=["POST"]),
-            build_file_route("/viewer.js", assets.build_script("boot_page"), "text/javascript"),
+            build_file_route("/viewer.js", assets.build_script("look/viewer/static/boot_page.js"), "text/javascript"),
             build_file_route("/viewer.css", assets.build_style_sheet(include_page=True), "text/css"),
         ],
         exception_handlers={InputError: handle_input_error},

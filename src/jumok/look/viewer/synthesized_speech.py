@@ -28,17 +28,21 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jumok.errors import InputError
+from jumok.look.viewer.medium import Medium
 from jumok.look.viewer.tiles import FloatArray, to_float32_array
+
+if TYPE_CHECKING:
+    from jumok.look.viewer.viewer_data import ViewerLayer
 
 
 @dataclass(frozen=True, eq=False)
-class SynthesizedSpeech:
+class SynthesizedSpeech(Medium):
     """Speech of which each query of a layer synthesises ``frames_per_step`` frames (the reduction factor).
 
     A layer has ``ceil(T / frames_per_step)`` queries for ``T`` frames; the last of them may have fewer.
@@ -78,6 +82,18 @@ class SynthesizedSpeech:
     def duration(self) -> float:
         """The duration of all frames in seconds."""
         return self.num_frames * self.frame_seconds
+
+    def matches(self, layer: ViewerLayer) -> bool:
+        """Return whether the queries of a layer are the steps."""
+        return layer.shape[0] == self.num_steps and layer.kind != "channel"
+
+    def describe_mismatch(self, layers: Sequence[ViewerLayer]) -> str:
+        """Return why the queries of none of these layers are the steps."""
+        sizes = ", ".join(f"{layer.name} {layer.shape[0]}" for layer in layers[:8])
+        return (
+            f"a spectrogram of {self.num_frames} frames, {self.frames_per_step} a step, given with these queries: "
+            f"{sizes}; expected a layer with {self.num_steps}, one for each step"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the speech as JSON for the viewer; the bands of the spectrogram in order, the lowest first."""

@@ -47,13 +47,13 @@ def save_view(
         return html_file.save_html(items, path, heads=None if layer is None and head is None else heads)
     _check_figure_path(path, len(items) > 1)
     cross_layers = [item for item in layers if item.kind == "cross"]
-    speech_layers = [item for item in layers if data.speech is not None and item.covers_speech(data.speech)]
+    speech_layers = [item for item in layers if data.speech is not None and data.speech.matches(item)]
     selected = (speech_layers or cross_layers or layers)[-1]
     # Words attend to patches, as opposed to patches to each other.
-    if (image := data.image) is not None and selected.covers_image(image) and selected.shape[0] != image.num_keys:
+    if (image := data.image) is not None and image.matches(selected) and selected.shape[0] != image.num_keys:
         weights = _compute_mean_weights(selected, head)
         return CaptionFigure(image, selected.row_texts, weights, title=data.title).save(path)
-    if (speech := data.speech) is not None and selected.covers_speech(speech):
+    if (speech := data.speech) is not None and speech.matches(selected):
         weights = _compute_mean_weights(selected, head)
         return SpeechFigure(speech, selected.col_texts, weights, data.style, title=data.title).save(path)
     return _save_heat_map(selected, head, path)

@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 from jumok.errors import InputError
 from jumok.look.viewer.attended_document import AttendedDocument
 from jumok.look.viewer.attended_image import AttendedImage
+from jumok.look.viewer.medium import Medium
 from jumok.look.viewer.synthesized_speech import StyleTokenWeights, SynthesizedSpeech
 from jumok.look.viewer.tiles import FloatArray, TileRequest, WeightArray, pack, to_float32_array
 
 MANIFEST_FORMAT = 3
+MEDIA = ("document", "image", "speech")  # fields of ViewerData, and entries of an item of the manifest
 
 
 class WeightSource(Protocol):
@@ -84,14 +86,6 @@ class ViewerLayer:
         num_queries, num_keys = self.shape
         return to_float32_array(self.source.weights(head, slice(0, num_queries), slice(0, num_keys)))
 
-    def covers_image(self, image: AttendedImage) -> bool:
-        """Return whether the keys are the patches of the image. Same rule as in manifest.js."""
-        return self.shape[1] == image.num_keys and "causal" not in self.kind and self.kind != "channel"
-
-    def covers_speech(self, speech: SynthesizedSpeech) -> bool:
-        """Return whether the queries are the steps of the speech. Same rule as in manifest.js."""
-        return self.shape[0] == speech.num_steps and self.kind != "channel"
-
 
 @dataclass(frozen=True, eq=False)
 class ViewerData:
@@ -113,27 +107,26 @@ class ViewerData:
                 "viewer data without layers; expected at least one attention layer "
                 "(ViewerData.from_document builds one from the weights of a document)"
             )
-        if self.image is not None and not any(layer.covers_image(self.image) for layer in self.layers):
-            raise InputError(_explain_missing_layer(self.image, self.layers))
-        if self.speech is not None and not any(layer.covers_speech(self.speech) for layer in self.layers):
-            sizes = ", ".join(f"{layer.name} {layer.shape[0]}" for layer in self.layers[:8])
-            raise InputError(
-                f"a spectrogram of {self.speech.num_frames} frames, {self.speech.frames_per_step} a step, "
-                f"given with these queries: {sizes}; expected a layer with {self.speech.num_steps}, one for "
-                "each step"
-            )
+        for medium in self.media.values():
+            if not any(map(medium.matches, self.layers)):
+                raise InputError(medium.describe_mismatch(self.layers))
         if self.style is not None and self.speech is None:
             raise InputError("a style given without speech; expected the speech that has this style")
         if self.resynthesize is not None and self.style is None:
             raise InputError("resynthesize given without a style; expected the tokens whose weights it takes")
 
+    @property
+    def media(self) -> dict[str, Medium]:
+        """The media that there are, by name."""
+        return {name: medium for name in MEDIA if (medium := getattr(self, name)) is not None}
+
     def with_layers(self, layers: Sequence[ViewerLayer]) -> ViewerData:
-        """Return the data with other layers; without the image or the speech if no layer matches any more."""
-        dropped: dict[str, Any] = {}
-        if self.image is not None and not any(layer.covers_image(self.image) for layer in layers):
-            dropped |= {"image": None}
-        if self.speech is not None and not any(layer.covers_speech(self.speech) for layer in layers):
-            dropped |= {"speech": None, "style": None, "resynthesize": None}
+        """Return the data with other layers; without the media that match none of them."""
+        dropped: dict[str, Any] = {
+            name: None for name, medium in self.media.items() if not any(map(medium.matches, layers))
+        }
+        if "speech" in dropped:
+            dropped |= {"style": None, "resynthesize": None}
         return replace(self, layers=tuple(layers), **dropped)
 
     @classmethod
@@ -295,14 +288,14 @@ def build_manifest(viewer_data: Sequence[ViewerData]) -> dict[str, Any]:
                     "row_labels": store_texts(layer.row_labels),
                     "col_labels": store_texts(layer.col_labels),
                     "first_generated": list(layer.first_generated),
+                    "media": [name for name, medium in item.media.items() if medium.matches(layer)],
                     "finest_zoom": 0,  # more than 0 only in a saved file of a long map
                 }
                 for layer in item.layers
             ],
-            "image": item.image and item.image.to_json(),
-            "speech": item.speech and item.speech.to_json(),
+            **dict.fromkeys(MEDIA),
+            **{name: medium.to_json() for name, medium in item.media.items()},
             "style": item.style and item.style.to_json(can_resynthesize=item.resynthesize is not None),
-            "document": item.document and item.document.to_json(),
         }
         for n, item in enumerate(viewer_data)
     ]
@@ -371,21 +364,3 @@ def _get_labels(layer: Any, name: str, batch: int, labels: Sequence[str] | None)
     if texts is not None and len(texts) and not isinstance(texts[0], str):
         texts = texts[batch]
     return texts
-
-
-def _explain_missing_layer(image: AttendedImage, layers: Sequence[ViewerLayer]) -> str:
-    """Return an error message that explains why no layer matches the image."""
-    rows, cols = image.grid
-    prefix = f" after {image.num_prefix_keys} other keys" * (image.num_prefix_keys > 0)
-    sizes = ", ".join(f"{layer.name} {layer.shape[1]} ({layer.kind})" for layer in layers[:8])
-    reason = (
-        f"an image of {rows} × {cols} patches{prefix}, {image.num_keys} keys in all, and the layers "
-        f"have these keys: {sizes}; expected a layer with {image.num_keys} that is neither causal nor over "
-        "channels"
-    )
-    extra = next((n for layer in layers if (n := layer.shape[1] - rows * cols) in range(1, 9)), None)
-    if extra in (None, image.num_prefix_keys):
-        return reason
-    return (
-        f"{reason}. If {extra} of the keys come before the patches, as a class token does, pass num_prefix_keys={extra}"
-    )

@@ -5,19 +5,22 @@ import { formatCount, formatWeight } from "./colours.js";
 import { createField, createPager, createSlider } from "./controls.js";
 import { clamp, createElement, createSvg } from "./dom.js";
 import { isRightToLeft, Ruler, truncateText } from "./token_text.js";
+import { View } from "./view.js";
 
 const MAX_WORDS = 160; // shown at once, on each side
 const MAX_ARCS = 1500;
 const LINE_HEIGHT = 24; // pixels from word to word in a column
 
-export class ArcView {
+export class ArcView extends View {
+  static title = "Arcs";
+  static hasPanel = true;
+
   /** `events`: pin(row); weights(rows, cols) returns a promise of weights. */
-  constructor({ appearance, events }) {
-    Object.assign(this, { appearance, events });
+  constructor(shared) {
+    super(shared);
     this.ruler = new Ruler();
     this.first = { rows: 0, cols: 0 };
     this.least = 0.04;
-    this.pinned = null;
     this.pager = createElement("div", { class: "jm-pager" });
     const range = { min: 0, max: 0.5, step: 0.005, value: this.least };
     this.threshold = createSlider("Minimum weight of an arc", range, (value) => {

@@ -1,22 +1,53 @@
 // A document: sentences with a bar for their weight, and shaded words. The whole text is on the page, to be searched
 // and copied; words are shaded when they are nearly visible, so that long texts open fast.
 
-import { formatCount, formatWeight } from "./colours.js";
+import { formatCount, formatWeight, pluralize } from "./colours.js";
 import { createToggles } from "./controls.js";
 import { clamp, countWhile, createElement, iconButton } from "./dom.js";
 import { Minimap } from "./minimap.js";
 import { DocumentWeights } from "./document_weights.js";
 import { describePinned, describeSentence, describeWord, createPrediction } from "./descriptions.js";
 import { truncateText, replaceControls } from "./token_text.js";
+import { View } from "./view.js";
 
 const SECTION_SIZE = 400; // words
 const LINE_HEIGHT_PX = 29; // of a line of text
 const WEIGHT_SCOPES = { document: "Within the document", sentence: "Within its sentence" };
 
-export class DocumentView {
+export class DocumentView extends View {
+  static title = "Document";
+  static keys = [
+    ["← →", "previous, next hop"],
+    ["↑ ↓", "previous, next sentence"],
+    ["n p", "next, previous sentence by weight"],
+    ["Shift + ← →", "move by word"],
+    ["Enter, Esc", "pin, unpin the word"],
+    ["s", "weights relative to the document or to the sentence"],
+    ["Page ↑ ↓, Home, End", "scroll"],
+  ];
+  static hint = "Hover a word to see its weight, click to pin it. Click the minimap to scroll.";
+  static medium = "document";
+  static hasLayers = false;
+  static chip = "hop";
+  static pin = "pinnedWord";
+  static hasPanel = true;
+
+  static describe({ document: { words, sentence_offsets: offsets, num_hops: numHops } }, layer, { hop }) {
+    return [
+      pluralize(words.length, "word"),
+      ...(offsets.length > 2 ? [pluralize(offsets.length - 1, "sentence")] : []),
+      ...(numHops > 1 ? [hop === null ? `mean of ${numHops} hops` : `hop ${hop} of ${numHops}`] : []),
+    ];
+  }
+
+  static listChips({ document: { num_hops: numHops } }) {
+    const hops = Array.from({ length: numHops }, (_, hop) => hop);
+    return numHops > 1 ? [...hops, null] : hops;
+  }
+
   /** `events`: set(change of state: pinnedWord, weightScope), tooltip(lines or null, x, y), announce(text). */
-  constructor({ appearance, events }) {
-    Object.assign(this, { appearance, events });
+  constructor(shared) {
+    super(shared);
     this.blocks = []; // sentences, or parts of long ones
     this.visible = new Set(); // sections that are visible, or nearly
     this.version = 0;
@@ -42,7 +73,7 @@ export class DocumentView {
       onwheel: () => this.cancelScroll(),
       onpointerdown: () => this.cancelScroll(),
     });
-    this.minimap = new Minimap({ appearance, seek: (part) => this.seek(part) });
+    this.minimap = new Minimap({ appearance: this.appearance, seek: (part) => this.seek(part) });
     this.el = createElement("div", { class: "jm-document" }, [
       createElement("div", { class: "jm-bar" }, [
         this.prediction,
@@ -181,7 +212,6 @@ export class DocumentView {
     this.rankLabel.textContent = this.rank === null ? "Sentences by weight" : position;
   }
 
-  /** The content of the legend. */
   legend() {
     if (!this.statistics) return null;
     const { curve, text, statistics } = this,
@@ -293,7 +323,6 @@ export class DocumentView {
     this.moveToSentence(this.statistics.order[this.rank]);
   }
 
-  /** Handle a key; returns false if it has no function here. */
   handleKey(key, shiftKey, button) {
     const { textBox, text } = this;
     if (shiftKey && (key === "ArrowLeft" || key === "ArrowRight")) return this.moveByWord(key === "ArrowLeft" ? -1 : 1);

@@ -66,6 +66,9 @@ export function iconButton(name, label, onclick, attributes = {}) {
   );
 }
 
+/** The direction of an arrow key: down and right. */
+export const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+
 export function clamp(value, low, high) {
   return Math.max(low, Math.min(high, value));
 }

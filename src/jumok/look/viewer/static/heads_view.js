@@ -2,13 +2,18 @@
 
 import { createElement, createPixels, sizeCanvas } from "./dom.js";
 import { buildRequest, keyOf, THUMBNAIL_SIZE } from "./tiles.js";
+import { View } from "./view.js";
 
 const SIZE = 76; // pixels
 
-export class HeadView {
+export class HeadView extends View {
+  static title = "Heads";
+  static hint = "Click a map to open it.";
+  static hasScale = false;
+
   /** `events`: open(layer, head). */
-  constructor({ store, appearance, events }) {
-    Object.assign(this, { store, appearance, events });
+  constructor(shared) {
+    super(shared);
     this.el = createElement("div", { class: "jm-heads" });
     this.maps = new Map(); // element → its canvas and request
     this.visible = new Set();
@@ -102,7 +107,6 @@ export class HeadView {
     return { text: "Each map has its own scale, from 0 to its maximum." };
   }
 
-  /** Another view is shown. */
   deactivate() {
     this.store.request("heads", []);
   }

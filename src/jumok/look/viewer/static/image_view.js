@@ -4,24 +4,41 @@
 import { Caption } from "./caption.js";
 import { formatCount, formatWeight, pluralize } from "./colours.js";
 import { createField, createRanking, createSlider, createToggles } from "./controls.js";
-import { createElement, createWord, sizeCanvas } from "./dom.js";
+import { ARROWS, createElement, createWord, sizeCanvas } from "./dom.js";
 import { CaptionWeights, ImageGrid, findPeak } from "./image_weights.js";
 import { regionBox, overlayColours, paintOverlay } from "./overlay.js";
 import { CaptionThumbnails } from "./thumbnails.js";
 import { truncateText } from "./token_text.js";
+import { View } from "./view.js";
 
 const MAX_WORDS_SHOWN = 400;
 const NUM_RANKED_WORDS = 5; // words that are listed for a patch
 const SCALE_MODES = { own: "Scale per word", all: "Shared scale" };
 
-export class ImageView {
+export class ImageView extends View {
+  static title = "Image";
+  static keys = [
+    ["← →, Home, End", "move by word"],
+    ["Shift + arrows", "move by patch"],
+    ["Enter, Esc", "pin the word, show the mean of all words"],
+    ["↑ ↓", "previous, next layer"],
+  ];
+  static hint = "Hover a word to see its patches, hover a patch to see its words; click a word to pin it.";
+  static medium = "image";
+  static hasColours = false; // the colours of the overlay are fixed
+
+  static describe({ image }, { kind, shape }) {
+    const words = shape[0] === shape[1] ? [] : [pluralize(shape[0], "word")];
+    return [`${kind} attention`, ...words, `${image.grid.map(formatCount).join(" × ")} patches`];
+  }
+
   /**
    * `events`: whole("weights") returns a promise of all weights, row(n) and received() of those of one query and of the
    * mean; pin(row); tooltip(lines or null, x, y); announce(text); changed(), when the legend changes.
    */
-  constructor({ appearance, events }) {
-    Object.assign(this, { appearance, events });
-    this.pinned = null;
+  constructor(shared) {
+    super(shared);
+    const { appearance } = shared;
     this.hoveredWord = null; // the word under the pointer
     this.cursor = null; // the word selected by keys
     this.patch = null; // the patch under the pointer, or selected by keys
@@ -235,7 +252,6 @@ export class ImageView {
     return this.names[n] ?? `Patch at ${this.grid.describePatch(n - this.data.num_prefix_keys)}`;
   }
 
-  /** The content of the legend. */
   legend() {
     if (!this.loaded) return null;
     const curve = this.curve(this.weights(this.selected)),
@@ -304,9 +320,8 @@ export class ImageView {
 
   // ---------------------------------------------------------------- keys
 
-  /** Handle a key; returns false if it has no function here. */
   handleKey(key, shiftKey) {
-    const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[key];
+    const by = ARROWS[key];
     if (!this.loaded) return false;
     if (by && shiftKey) return this.moveByPatch(...by);
     const next = this.grid.isSelf ? null : this.caption.next(key, this.cursor ?? this.pinned);

@@ -8,64 +8,11 @@ import { PinPanel } from "./pin_panel.js";
 
 const COMMON_KEYS = [
   ["1, 2, …", "switch view"],
+  ["h, Shift + h", "next, previous head or hop"],
   ["c", "switch comparison"],
   ["t", "toggle theme"],
   ["?", "show keyboard shortcuts"],
 ];
-const LAYER_KEYS = [
-  ["h, Shift + h", "next, previous head"],
-  ["↑ ↓", "previous, next layer"],
-];
-// The keyboard shortcuts of a view, and how to use it with a pointer.
-const VIEW_HELP = {
-  map: [
-    [
-      ["← →", "previous, next head"],
-      ["↑ ↓", "previous, next layer"],
-      ["Shift + arrows", "move by cell"],
-      ["Enter, Esc", "pin, unpin the row"],
-      ["+ − 0", "zoom in, zoom out, fit to view"],
-      ["n", "show weights in cells"],
-    ],
-    "Drag to pan, scroll or pinch to zoom, click to pin a row.",
-  ],
-  document: [
-    [
-      ["← →", "previous, next hop"],
-      ["↑ ↓", "previous, next sentence"],
-      ["n p", "next, previous sentence by weight"],
-      ["Shift + ← →", "move by word"],
-      ["Enter, Esc", "pin, unpin the word"],
-      ["s", "weights relative to the document or to the sentence"],
-      ["Page ↑ ↓, Home, End", "scroll"],
-    ],
-    "Hover a word to see its weight, click to pin it. Click the minimap to scroll.",
-  ],
-  image: [
-    [
-      ["← →, Home, End", "move by word"],
-      ["Shift + arrows", "move by patch"],
-      ["Enter, Esc", "pin the word, show the mean of all words"],
-      ...LAYER_KEYS,
-    ],
-    "Hover a word to see its patches, hover a patch to see its words; click a word to pin it.",
-  ],
-  speech: [
-    [
-      ["Space", "play, pause"],
-      ["← →, Home, End", "move by step"],
-      ["Enter", "play from the step"],
-      ["Shift + ← →", "move by symbol"],
-      ["Esc", "clear the selection"],
-      ...LAYER_KEYS,
-    ],
-    "Hover a symbol to see its frames, hover a time to see its symbols; click to play from there.",
-  ],
-};
-const VIEW_TITLES = {
-  ...{ document: "Document", image: "Image", speech: "Speech", map: "Map", arcs: "Arcs", text: "Text", heads: "Heads" },
-};
-
 export class ViewerLayout {
   /** `actions`: set(change of state), step("layer" or "head", by), toggleDigits(), toggleTheme(), save(), unpin(). */
   constructor(full, actions) {
@@ -143,8 +90,8 @@ export class ViewerLayout {
     );
   }
 
-  /** Update the controls from the state. */
-  updateControls({ title, subtitle, layers, chips, state, views, comparisons, comparison, note }) {
+  /** Update the controls from the state; `View` is the class of the current view. */
+  updateControls({ View, title, subtitle, layers, chips, state, views, comparisons, comparison, note }) {
     const { actions } = this;
     this.title.replaceChildren(createWord(title));
     this.subtitle.replaceChildren(
@@ -154,11 +101,11 @@ export class ViewerLayout {
       ]),
     );
     this.tabs.replaceChildren(
-      ...views.map((view, n) =>
-        createChoice(VIEW_TITLES[view], state.view === view, () => actions.set({ view }), {
+      ...views.map(([view, viewTitle], n) =>
+        createChoice(viewTitle, state.view === view, () => actions.set({ view }), {
           role: "tab",
           aria: { selected: `${state.view === view}` },
-          title: `${VIEW_TITLES[view]} (${n + 1})`,
+          title: `${viewTitle} (${n + 1})`,
           data: { view },
         }),
       ),
@@ -169,12 +116,12 @@ export class ViewerLayout {
       ),
     );
     this.layerBox.parentElement.hidden = layers.length < 2;
-    const { name, values } = chips, // heads, or the hops of a document
+    const name = View.chip,
       heading = `${name[0].toUpperCase()}${name.slice(1)}`;
     this.headName.textContent = heading;
     this.headBox.setAttribute("aria-label", heading);
     this.headBox.replaceChildren(
-      ...values.map((value) => {
+      ...chips.map((value) => {
         const isSelected = value === state[name],
           label = value === null ? `Mean of all ${name}s` : `${heading} ${value}`;
         return createChoice(value === null ? "mean" : `${value}`, isSelected, () => actions.set({ [name]: value }), {
@@ -184,7 +131,7 @@ export class ViewerLayout {
         });
       }),
     );
-    this.headBox.parentElement.hidden = values.length < 2;
+    this.headBox.parentElement.hidden = chips.length < 2;
     const box = this.headBox.getBoundingClientRect(),
       selected = this.headBox.querySelector(".jm-on")?.getBoundingClientRect() ?? box;
     // Not scrollIntoView, which in a frame also scrolls the page around it.
@@ -198,16 +145,17 @@ export class ViewerLayout {
         }),
       ),
     );
-    this.saveButton.hidden = !["map", "arcs", "image", "speech"].includes(state.view);
-    this.digitsButton.hidden = state.view !== "map";
-    const [keys, hint] = VIEW_HELP[state.view] ?? VIEW_HELP.map;
+    this.saveButton.hidden = !("save" in View.prototype);
+    this.digitsButton.hidden = !View.hasDigits;
+    this.settings.hidden = !View.hasScale;
+    this.colours.hidden = !View.hasColours;
     this.keys.replaceChildren(
-      ...[...keys, ...COMMON_KEYS].flatMap(([key, text]) => [
+      ...[...View.keys, ...COMMON_KEYS].flatMap(([key, text]) => [
         createElement("dt", {}, [createElement("kbd", { text: key })]),
         createElement("dd", { text }),
       ]),
     );
-    this.hint.textContent = hint;
+    this.hint.textContent = View.hint;
     this.note.textContent = note;
   }
 

@@ -1,17 +1,31 @@
 // The map view: one map, or two side by side that move together.
 
 import { formatCount, formatWeight } from "./colours.js";
-import { clamp, createElement, createWord, iconButton } from "./dom.js";
+import { ARROWS, clamp, createElement, createWord, iconButton } from "./dom.js";
 import { MapView } from "./map_view.js";
 import { buildRequest } from "./tiles.js";
 import { truncateText } from "./token_text.js";
+import { View } from "./view.js";
 
 const REST_MILLISECONDS = 120; // after which the exact weight under a resting pointer is fetched
 
-export class MapsView {
+export class MapsView extends View {
+  static title = "Map";
+  static keys = [
+    ["← →", "previous, next head"],
+    ["↑ ↓", "previous, next layer"],
+    ["Shift + arrows", "move by cell"],
+    ["Enter, Esc", "pin, unpin the row"],
+    ["+ − 0", "zoom in, zoom out, fit to view"],
+    ["n", "show weights in cells"],
+  ];
+  static hint = "Drag to pan, scroll or pinch to zoom, click to pin a row.";
+  static hasPanel = true;
+  static hasDigits = true;
+
   /** `events`: pin(row); tooltip(lines or null, x, y); announce(text); changed(), when the legend changes. */
   constructor({ store, appearance, events }) {
-    Object.assign(this, { store, appearance, events });
+    super({ store, appearance, events });
     this.maps = [0, 1].map(
       (n) =>
         new MapView({
@@ -38,12 +52,9 @@ export class MapsView {
     ]);
   }
 
-  set pinned(row) {
-    for (const map of this.maps) map.pinned = row;
-  }
-
   show({ compared }) {
     const [first, second] = compared;
+    for (const map of this.maps) map.pinned = this.pinned;
     this.figures[1].hidden = !second;
     this.el.classList.toggle("jm-two", Boolean(second));
     this.captions.forEach((caption, n) => {
@@ -116,9 +127,8 @@ export class MapsView {
     return this.maps[0].save(3, 46, this.events.drawLegend);
   }
 
-  /** Handle a key; returns false if it has no function here. */
   handleKey(key, shiftKey, button) {
-    const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[key],
+    const by = ARROWS[key],
       { hover } = this.maps[0];
     if (by && shiftKey) this.moveByCell(...by);
     else if (key === "Enter" && hover && !button) this.events.pin(hover.row);
@@ -142,7 +152,6 @@ export class MapsView {
     if (cell) this.events.announce(`${cell.from} to ${cell.to}: ${cell.weight}`);
   }
 
-  /** Another view is shown. */
   deactivate() {
     for (const map of this.maps) map.abortRequests();
   }

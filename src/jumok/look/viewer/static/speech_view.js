@@ -3,7 +3,7 @@
 
 import { Alignment } from "./alignment.js";
 import { Caption } from "./caption.js";
-import { formatCount, formatWeight } from "./colours.js";
+import { formatCount, formatWeight, pluralize } from "./colours.js";
 import { createRanking } from "./controls.js";
 import { clamp, createElement, createWord, encodePng, icon, iconButton, sizeCanvas } from "./dom.js";
 import { decodeBase64, AudioPlayer } from "./audio_player.js";
@@ -11,18 +11,37 @@ import { alignmentImage, melImage, paintMarkers, paintSpeech, layoutSpectrogram 
 import { StylePanel } from "./style_panel.js";
 import { ALIGNMENT_SIZE } from "./tiles.js";
 import { Ruler, truncateText } from "./token_text.js";
+import { View } from "./view.js";
 
 const MAX_SYMBOLS = 600; // shown as text
 const NUM_RANKED_SYMBOLS = 4; // listed for a step
 
-export class SpeechView {
+export class SpeechView extends View {
+  static title = "Speech";
+  static keys = [
+    ["Space", "play, pause"],
+    ["← →, Home, End", "move by step"],
+    ["Enter", "play from the step"],
+    ["Shift + ← →", "move by symbol"],
+    ["Esc", "clear the selection"],
+    ["↑ ↓", "previous, next layer"],
+  ];
+  static hint = "Hover a symbol to see its frames, hover a time to see its symbols; click to play from there.";
+  static medium = "speech";
+
+  static describe({ speech }, { kind, shape: [steps, symbols] }) {
+    const seconds = (speech.shape[1] * speech.frame_seconds).toFixed(2);
+    return [`${kind} attention`, pluralize(symbols, "symbol"), `${pluralize(steps, "step")} in ${seconds} s`];
+  }
+
   /**
    * `events`: whole("pooled_map", size) returns a promise of the whole map in few cells; resynthesize(weights) a
    * promise; reset() restores the recorded synthesis; tooltip(lines or null, x, y); announce(text); changed(), when the
    * legend changes.
    */
-  constructor({ appearance, events }) {
-    Object.assign(this, { appearance, events });
+  constructor(shared) {
+    super(shared);
+    const { events } = shared;
     this.ruler = new Ruler();
     this.clearSelection();
     this.player = new AudioPlayer({
@@ -107,6 +126,10 @@ export class SpeechView {
     if (this.content !== content || !answer) return;
     this.map = new Alignment(answer, content.shape);
     this.refresh();
+  }
+
+  retry() {
+    return this.map ? undefined : this.load(this.content);
   }
 
   // ---------------------------------------------------------------- data
@@ -303,7 +326,6 @@ export class SpeechView {
 
   // ---------------------------------------------------------------- keys
 
-  /** Handle a key; returns false if it has no function here. */
   handleKey(key, shiftKey, button) {
     const inText = button && this.symbols.el.contains(button);
     if (key === " " && (!button || inText)) return (this.player.toggle(), true);
@@ -381,7 +403,6 @@ export class SpeechView {
     return encodePng(whole);
   }
 
-  /** Another view is shown. */
   deactivate() {
     this.player.stop();
   }

@@ -4,16 +4,20 @@ import { formatCount, createCurve, formatWeight } from "./colours.js";
 import { createPager } from "./controls.js";
 import { clamp, createElement, createWord, sizeCanvas } from "./dom.js";
 import { joinTokens, truncateText } from "./token_text.js";
+import { View } from "./view.js";
 
 const PAGE_SIZE = 1200; // tokens per page
 const SPECIAL_TOKEN = /^(<(?!0x)[^<>]+>|\[[A-Z]+\d*\])$/; // as in word_merging.py: <s>, [CLS], <|end|>
 
-export class TextView {
+export class TextView extends View {
+  static title = "Text";
+  static hasPanel = true;
+  static hasScale = false;
+
   /** `events`: received() and row(n) return promises of weights on all keys; pin(row); tooltip(lines or null, x, y). */
-  constructor({ appearance, events }) {
-    Object.assign(this, { appearance, events });
+  constructor(shared) {
+    super(shared);
     this.first = { rows: 0, cols: 0 };
-    this.pinned = null;
     this.hovered = null; // the query under the pointer
     this.heading = createElement("p", { class: "jm-lead" });
     this.strip = createElement("canvas", { class: "jm-strip", onclick: (event) => this.moveTo(event) });

@@ -1,33 +1,18 @@
 // The viewer: one ES module for notebooks, pages and saved files. `render({ model, el })` follows anywidget;
 // `model.get("manifest")` describes the data, and the host provides tiles (see tiles.js).
 
-import {
-  describeDocument,
-  describeRounding,
-  chooseInitialView,
-  canShow,
-  describeLayer,
-  listViews,
-  replaceData,
-} from "./manifest.js";
 import { Appearance } from "./appearance.js";
-import { ArcView } from "./arcs_view.js";
-import { clamp, download } from "./dom.js";
-import { DocumentView } from "./document_view.js";
-import { HeadView } from "./heads_view.js";
-import { ImageView } from "./image_view.js";
+import { ARROWS, clamp, download } from "./dom.js";
 import { ViewerLayout } from "./layout.js";
-import { MapsView } from "./maps_view.js";
-import { SpeechView } from "./speech_view.js";
-import { TextView } from "./text_view.js";
+import { describeRounding, replaceData } from "./manifest.js";
 import { buildRequest, getHost, Store } from "./tiles.js";
 import { shortNames } from "./token_text.js";
+import { chooseInitialView, listViews, VIEWS } from "./views.js";
 import { WeightRange } from "./weight_range.js";
 
 // A change of these needs new content, or another appearance.
 const CONTENT_KEYS = ["view", "comparison", "layer", "head", "pinned", "hop", "pinnedWord", "weightScope"];
 const APPEARANCE_KEYS = ["theme", "scale", "curve", "contrast", "digits"];
-const SCALED_VIEWS = ["document", "image", "speech", "map", "arcs"]; // whose scale can be set
 const COMPARISONS = { both: "Both", difference: "Difference" };
 const THEME_ATTRIBUTES = ["class", "theme", "data-jp-theme-light", "data-vscode-theme-kind", "data-theme"];
 const INITIAL_STATE = {
@@ -173,15 +158,16 @@ class Viewer {
       reset: () => this.resetSynthesis(),
     };
     const shared = { store, appearance, events };
-    return {
-      document: new DocumentView(shared),
-      image: new ImageView(shared),
-      speech: new SpeechView(shared),
-      map: new MapsView(shared),
-      arcs: new ArcView(shared),
-      text: new TextView(shared),
-      heads: new HeadView(shared),
-    };
+    return Object.fromEntries(Object.entries(VIEWS).map(([name, View]) => [name, new View(shared)]));
+  }
+
+  get view() {
+    return this.views[this.state.view];
+  }
+
+  /** The class of the current view, which declares what the viewer needs to know about it (see view.js). */
+  get View() {
+    return VIEWS[this.state.view];
   }
 
   // ---------------------------------------------------------------- state
@@ -227,30 +213,33 @@ class Viewer {
   }
 
   update() {
-    const { state, layout } = this,
-      view = this.views[state.view],
+    const { state, layout, view } = this,
       focus = document.activeElement,
       hadFocus = layout.root.contains(focus),
       group = focus?.closest?.(".jm-tabs, .jm-chips");
     this.updateControls();
-    if (state.view !== "document")
+    if (this.View.hasLayers)
       this.range.measure(this.comparableIndices.map((index) => this.source(index)), this.layer.shape);
     if (layout.content.firstElementChild !== view.el) layout.content.replaceChildren(view.el);
     for (const other of Object.values(this.views)) {
       other.pinned = state.pinned;
-      if (other !== view) other.deactivate?.();
+      if (other !== view) other.deactivate();
     }
-    const content = { ...this.content(), compared: this.compared(), layers: this.namedLayers() };
-    Promise.resolve(view.show(content)).then(
-      () => this.updateLegend(),
-      (error) => this.showError(error),
-    );
+    this.finish(view.show({ ...this.content(), compared: this.compared(), layers: this.namedLayers() }));
     this.showPinned();
     this.updateLegend();
     layout.showTooltip(null);
     // If the focused element is gone, focus its replacement, so that keys continue to work.
     if (hadFocus && !layout.root.contains(document.activeElement))
       (group?.querySelector(".jm-on") ?? layout.root).focus({ preventScroll: true });
+  }
+
+  // Update the legend when a view has loaded its weights.
+  finish(loading) {
+    Promise.resolve(loading).then(
+      () => this.updateLegend(),
+      (error) => this.showError(error),
+    );
   }
 
   namedLayers() {
@@ -261,7 +250,7 @@ class Viewer {
 
   // The layers that the current view can show.
   availableLayers() {
-    return this.namedLayers().filter((layer) => canShow(this.state.view, this.item, layer));
+    return this.View.hasLayers ? this.namedLayers().filter((layer) => this.View.canShow(this.item, layer)) : [];
   }
 
   availableViews() {
@@ -270,20 +259,19 @@ class Viewer {
 
   // Update the layout from the state.
   updateControls() {
-    const { state, manifest, item, layer } = this,
-      isDocument = state.view === "document";
+    const { state, manifest, item, layer, View } = this,
+      layerName = View.hasLayers ? [layer.name] : [];
     this.layout.updateControls({
+      View,
       state,
-      title: manifest.title || (isDocument ? "Document" : layer.name),
-      subtitle: isDocument
-        ? describeDocument(item.document, state.hop)
-        : [...(manifest.title ? [layer.name] : []), ...describeLayer(state.view, item, layer)],
-      layers: isDocument ? [] : this.availableLayers(),
-      chips: { name: this.chipName, values: this.chips() },
-      views: this.availableViews(),
+      title: manifest.title || (layerName[0] ?? View.title),
+      subtitle: [...(manifest.title ? layerName : []), ...View.describe(item, layer, state)],
+      layers: this.availableLayers(),
+      chips: this.chips(),
+      views: this.availableViews().map((name) => [name, VIEWS[name].title]),
       comparisons: this.comparisons().map((value) => [value, manifest.data[value]?.label ?? COMPARISONS[value]]),
       comparison: state.view === "map" ? state.comparison : this.dataIndex,
-      note: isDocument ? "" : describeRounding(manifest.rounding, layer.shape[1]),
+      note: View.hasLayers ? describeRounding(manifest.rounding, layer.shape[1]) : "",
     });
   }
 
@@ -291,21 +279,13 @@ class Viewer {
     return this.state.hop === null ? "Mean of all hops" : `Hop ${this.state.hop}`;
   }
 
-  get chipName() {
-    return this.state.view === "document" ? "hop" : "head";
-  }
-
-  // The heads of a layer, or the hops of a document, and their mean.
   chips() {
-    const { heads, has_mean: hasMean } = this.layer;
-    if (this.chipName === "head") return hasMean ? [...heads, null] : heads;
-    const hops = Array.from({ length: this.item.document.num_hops }, (_, hop) => hop);
-    return hops.length > 1 ? [...hops, null] : hops;
+    return this.View.listChips(this.item, this.layer);
   }
 
   step(name, by) {
     const isLayer = name === "layer",
-      key = isLayer ? "layer" : this.chipName,
+      key = isLayer ? "layer" : this.View.chip,
       values = isLayer ? this.availableLayers().map(({ number }) => number) : this.chips();
     this.set({ [key]: values[clamp(values.indexOf(this.state[key]) + by, 0, values.length - 1)] });
   }
@@ -328,15 +308,12 @@ class Viewer {
   restyle() {
     this.appearance.apply({ ...this.state, range: this.range.value });
     this.layout.updateAppearance(this.appearance.theme, this.state.digits);
-    this.views[this.state.view].refresh();
+    this.view.refresh();
     this.updateLegend();
   }
 
   updateLegend() {
-    const { view } = this.state;
-    this.layout.settings.hidden = !SCALED_VIEWS.includes(view);
-    this.layout.colours.hidden = view === "image"; // the colours of the overlay are fixed
-    this.layout.legend.show(this.appearance, this.views[view].legend());
+    this.layout.legend.show(this.appearance, this.view.legend());
     this.layout.generatedLegend.hidden = this.layer.first_generated.every((first) => first === null);
   }
 
@@ -355,19 +332,17 @@ class Viewer {
   }
 
   unpin() {
-    this.set(this.state.view === "document" ? { pinnedWord: null } : { pinned: null });
+    this.set({ [this.View.pin]: null });
   }
 
   async showPinned() {
-    const { pinned, view, pinnedWord, hop } = this.state,
+    const { View, view, appearance } = this,
+      pinned = this.state[View.pin],
       { panel } = this.layout,
-      { appearance } = this,
       content = this.content();
-    if (view === "document" && pinnedWord !== null) {
-      const word = this.views.document.describePinned(pinnedWord);
-      return panel.showWord(word, hop, (selected) => this.set({ hop: selected }), appearance);
-    }
-    if (pinned === null || !["map", "arcs", "text"].includes(view)) return panel.hide();
+    if (pinned === null || !View.hasPanel) return panel.hide();
+    if (View.pin === "pinnedWord")
+      return panel.showWord(view.describePinned(pinned), this.state.hop, (hop) => this.set({ hop }), appearance);
     const indices = this.comparableIndices,
       labels = indices.map((index) => this.manifest.data[index].label);
     try {
@@ -386,16 +361,15 @@ class Viewer {
     clearTimeout(this.errorTimer);
     this.errorTimer = setTimeout(() => {
       errorNote.hidden = true;
-      this.views.map.refresh();
+      this.finish(this.view.retry());
       this.store.startNext();
-      if (this.state.view === "speech" && !this.views.speech.map) this.update();
     }, 2000);
   }
 
   async save() {
-    const { head, view } = this.state,
+    const { head } = this.state,
       layer = this.layer.name.replace(/[^\p{L}\p{N}]+/gu, "-"),
-      blob = await this.views[view].save();
+      blob = await this.view.save();
     download(`${layer}-${head === null ? "mean" : `head-${head}`}.${/svg/.test(blob.type) ? "svg" : "png"}`, blob);
   }
 
@@ -430,18 +404,17 @@ class Viewer {
   /** Handle a key; returns false if it has no function. */
   handleKey({ key, shiftKey, target }) {
     const { state } = this,
-      by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[key],
+      by = ARROWS[key],
       button = target.closest("button");
-    if (this.views[state.view].handleKey?.(key, shiftKey, button)) return true;
+    if (this.view.handleKey(key, shiftKey, button)) return true;
     const actions = {
       t: () => this.toggleTheme(),
       n: () => this.toggleDigits(),
       "?": () => this.layout.help.showModal(),
     };
-    if (["image", "speech"].includes(state.view))
-      actions.h = actions.H = () => this.step("head", shiftKey ? -1 : 1);
+    actions.h = actions.H = () => this.step("head", shiftKey ? -1 : 1);
     if (by && !shiftKey) actions[key] = () => (by[1] ? this.step("head", by[1]) : this.step("layer", by[0]));
-    if ((state.view === "document" ? state.pinnedWord : state.pinned) !== null) actions.Escape = () => this.unpin();
+    if (state[this.View.pin] !== null) actions.Escape = () => this.unpin();
     const view = this.availableViews()[key - 1];
     if (view) actions[key] = () => this.set({ view });
     const comparisons = this.comparisons();
@@ -456,7 +429,7 @@ class Viewer {
     this.store.close();
     clearTimeout(this.errorTimer);
     this.stopListening();
-    for (const view of Object.values(this.views)) view.close?.();
+    for (const view of Object.values(this.views)) view.close();
     this.el.replaceChildren();
   }
 }
