@@ -34,6 +34,7 @@ from jumok.attention.kernels.common import (
     make_rows_contiguous,
     round_up,
 )
+from jumok.attention.kernels.launcher import launch
 
 MAX_SAFE_SUM = tl.constexpr(21.8)  # above it, the product of two (1 + exp(2x)) may overflow float32
 TWO_LOG2_E = tl.constexpr(2.8853900817779268)  # exp(2x) = exp2(TWO_LOG2_E · x)
@@ -327,12 +328,12 @@ def compute_scores_forward(
         exp_q = q.new_empty(q_tiles, depth, BQ, dtype=torch.float32)
         exp_k = q.new_empty(k_tiles, depth, BK, dtype=torch.float32)
         grid = (q_tiles + k_tiles, divide_up(depth, 64))
-        _exponentials_kernel[grid](
-            q, k, exp_q, exp_k, peaks, Q, K, H, q_tiles, depth, *strides,
+        launch(
+            _exponentials_kernel, grid, q, k, exp_q, exp_k, peaks, Q, K, H, q_tiles, depth, *strides,
             BQ=BQ, BK=BK, BD=64, **launch_options(4),
         )  # fmt: skip
-    _scores_kernel[(q_tiles * divide_up(K, BK),)](
-        q, k, v, exp_q, exp_k, peaks, scores, Q, K, H, depth, *strides,
+    launch(
+        _scores_kernel, (q_tiles * divide_up(K, BK),), q, k, v, exp_q, exp_k, peaks, scores, Q, K, H, depth, *strides,
         BQ=BQ, BK=BK, UNROLL=blocks.unroll, EXACT=exact, **launch_options(blocks.num_warps),
     )  # fmt: skip
     return scores, peaks
@@ -371,7 +372,8 @@ def compute_scores_gradient(
         grad = torch.nn.functional.pad(grad, (0, g_rows - R, 0, g_steps - S))
     dx = x.new_empty(splits, B, R, H, dtype=x.dtype if splits == 1 else torch.float32)
     dv = x.new_empty(splits * B * rows if with_dv else 0, H, dtype=torch.float32)
-    _gradient_kernel[(B * rows, columns, splits)](
+    launch(
+        _gradient_kernel, (B * rows, columns, splits),
         x, y, v, grad.contiguous(), peaks, dx, dv, R, S, H, share, g_rows,
         x.stride(0), x.stride(1), y.stride(0), y.stride(1),
         BR=blocks.rows, BD=blocks.width, UNROLL=blocks.unroll,
@@ -425,5 +427,4 @@ def fused_additive_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if 0 in (*q.shape, *k.shape):
         zero = (q.sum() + k.sum() + v.sum()).float() * 0.0  # connects the inputs, whose gradients are zero
         return zero + q.new_zeros(q.shape[0], q.shape[1], k.shape[1], dtype=torch.float32)
-    with torch.cuda.device_of(q):
-        return cast(Tensor, _AdditiveScores.apply(q, k, v))
+    return cast(Tensor, _AdditiveScores.apply(q, k, v))

@@ -33,6 +33,7 @@ from jumok.attention.kernels.common import (
     make_rows_contiguous,
     next_power_of_2,
 )
+from jumok.attention.kernels.launcher import launch
 
 
 class AdditiveStepBlockSizes(NamedTuple):
@@ -202,8 +203,8 @@ class AdditiveStepKernels:
             return context.zero_(), precise.zero_(), scores, lse.zero_()
         mask = scores if allowed is None else allowed.contiguous()
         num_splits, keys_per_split, constants = self.forward_launch
-        forward_kernel[(B, num_splits)](
-            q, self.keys, self.v, self.value, mask, scores, lse, context, precise,
+        launch(
+            forward_kernel, (B, num_splits), q, self.keys, self.v, self.value, mask, scores, lse, context, precise,
             self.partial_outputs, self.partial_sums, self.counter, K, keys_per_split, *self.size_units,
             MASKED=allowed is not None, PRECISE=precise is not context, **self.kernel_constants, **constants,
         )  # fmt: skip
@@ -217,8 +218,8 @@ class AdditiveStepKernels:
         if 0 in (B, K):
             return ds, dq.zero_()
         num_splits, keys_per_split, constants = self.backward_launch
-        backward_kernel[(B, num_splits)](
-            q, self.keys, self.v, self.value, scores, lse, context, d_context, ds, dq,
+        launch(
+            backward_kernel, (B, num_splits), q, self.keys, self.v, self.value, scores, lse, context, d_context, ds, dq,
             self.partial_outputs, self.counter, K, keys_per_split, *self.size_units,
             MASKED=is_masked, **self.kernel_constants, **constants,
         )  # fmt: skip
@@ -373,5 +374,4 @@ class AdditiveStepLoop:
         ``allowed`` (B, K) bool is True where a query may attend. Blocked keys and values never affect the
         result, even if they are NaN. A row without any allowed key has a zero context and zero gradients.
         """
-        with torch.cuda.device_of(query):
-            return cast(Tensor, _AdditiveStepFunction.apply(query, self.token, self, allowed))
+        return cast(Tensor, _AdditiveStepFunction.apply(query, self.token, self, allowed))

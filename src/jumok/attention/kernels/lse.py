@@ -14,11 +14,13 @@ from torch import Tensor
 
 from jumok.attention.kernels.common import (
     LOG2_E,
+    divide_up,
     launch_options,
     make_rows_contiguous,
     matmul,
     pad_width,
 )
+from jumok.attention.kernels.launcher import launch
 
 MAX_SHARED_MEMORY_BYTES = 116 << 10  # no program needs more
 
@@ -150,13 +152,12 @@ def compute_row_lse(
     blocks = choose_lse_blocks(query, R)
     BQ = blocks.queries
     query, key = make_rows_contiguous(query), make_rows_contiguous(key)
-    with torch.cuda.device_of(query):
-        _lse_kernel[(triton.cdiv(R, BQ), H)](
-            query, key, out if key_mask is None else key_mask.contiguous(), out, R, C, scale * LOG2_E,
-            diagonal or 0, window or 0, H // G,
-            query.stride(0), query.stride(1), key.stride(0), key.stride(1),
-            D=D, BQ=BQ, BK=blocks.keys, BD=pad_width(D), CAUSAL=diagonal is not None,
-            WINDOWED=window is not None, HAS_KEY_MASK=key_mask is not None,
-            **launch_options(blocks.num_warps, blocks.num_stages, blocks.max_registers),
-        )  # fmt: skip
+    launch(
+        _lse_kernel, (divide_up(R, BQ), H), query, key, out if key_mask is None else key_mask.contiguous(), out,
+        R, C, scale * LOG2_E, diagonal or 0, window or 0, H // G,
+        query.stride(0), query.stride(1), key.stride(0), key.stride(1),
+        D=D, BQ=BQ, BK=blocks.keys, BD=pad_width(D), CAUSAL=diagonal is not None,
+        WINDOWED=window is not None, HAS_KEY_MASK=key_mask is not None,
+        **launch_options(blocks.num_warps, blocks.num_stages, blocks.max_registers),
+    )  # fmt: skip
     return out

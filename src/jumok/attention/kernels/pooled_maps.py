@@ -32,6 +32,7 @@ from jumok.attention.kernels.common import (
     matmul,
     pad_width,
 )
+from jumok.attention.kernels.launcher import launch
 from jumok.attention.kernels.lse import (
     PoolingBlockSizes,
     choose_pooling_blocks,
@@ -291,19 +292,19 @@ def compute_pooled_maps(
     if blocks.num_polynomials and cols.is_even and key_mask is None:
         max_key_norm = torch.linalg.vector_norm(key, dim=-1, dtype=torch.float32).amax(-1)  # (G,)
     starts = [_compute_cell_starts(R, down, query.device), _compute_cell_starts(C, across, query.device)]
-    strides = (query.stride(0), query.stride(1), key.stride(0), key.stride(1))
-    constants = {"D": D, "BQ": blocks.queries, "BK": blocks.keys, "BD": pad_width(D)}
+    strides = (query.stride(0), query.stride(1), key.stride(0))
+    constants = {"k_stride_r": key.stride(1), "D": D, "BQ": blocks.queries, "BK": blocks.keys, "BD": pad_width(D)}
     constants |= {"POLYNOMIALS": blocks.num_polynomials, "PARTS": num_parts}
-    with torch.cuda.device_of(query):
-        _pooled_kernel[(num_row_blocks, H, -(-num_groups // share))](
-            query, key, lse, max_key_norm, lse if key_mask is None else key_mask.contiguous(),
-            *starts, cell_sums, R, C, down, across, num_slots, scale * LOG2_E, 0x3F800000,
-            diagonal or 0, window or 0, H // G, rows.blocks_per_cell, cols.blocks_per_cell, share, *strides,
-            HEIGHT=rows.slot_size, WIDTH=cols.slot_size, UNROLL=unroll,
-            ONE_TURN=unroll == cols.blocks_per_cell, EVEN=cols.is_even, CAUSAL=diagonal is not None,
-            WINDOWED=window is not None, HAS_KEY_MASK=key_mask is not None, **constants,
-            **launch_options(blocks.num_warps, blocks.num_stages, blocks.max_registers),
-        )  # fmt: skip
+    launch(
+        _pooled_kernel, (num_row_blocks, H, -(-num_groups // share)),
+        query, key, lse, max_key_norm, lse if key_mask is None else key_mask.contiguous(),
+        *starts, cell_sums, R, C, down, across, num_slots, scale * LOG2_E, 0x3F800000,
+        diagonal or 0, window or 0, H // G, rows.blocks_per_cell, cols.blocks_per_cell, share, *strides,
+        HEIGHT=rows.slot_size, WIDTH=cols.slot_size, UNROLL=unroll,
+        ONE_TURN=unroll == cols.blocks_per_cell, EVEN=cols.is_even, CAUSAL=diagonal is not None,
+        WINDOWED=window is not None, HAS_KEY_MASK=key_mask is not None, **constants,
+        **launch_options(blocks.num_warps, blocks.num_stages, blocks.max_registers),
+    )  # fmt: skip
     if rows.blocks_per_cell * num_parts > 1:
         cell_sums = cell_sums.unflatten(1, (down, rows.blocks_per_cell * num_parts)).sum(2)
     return cell_sums[:, :down] / starts[0].diff()[:, None]

@@ -41,6 +41,7 @@ from jumok.attention.kernels.common import (
     matmul,
     pad_width,
 )
+from jumok.attention.kernels.launcher import launch
 
 # These change from call to call, and specialising the kernel on them would not make it faster: UNIT is all
 # that the compiler needs to know about the strides.
@@ -386,14 +387,14 @@ def _launch(
     (_, H, D), num_sequences = tensors[0].shape, len(layout.cu_seqlens_q) - 1
     strides, unit = _get_stride_units(tensors)
     dropout_arguments = (None, 0, 1.0) if dropout is None else (*dropout, dropout.keep_scale)
-    with torch.cuda.device_of(tensors[0]):
-        kernel[(H * (num_sequences + 1),)](
-            *tensors, layout.cu_seqlens_q, layout.cu_seqlens_k, *dropout_arguments, num_sequences, *scalars,
-            *strides, H=H, UNIT=unit, D=D, BD=pad_width(D), BQ=blocks.queries, BK=blocks.keys,
-            MIN_TILE=max(blocks.queries, blocks.keys) >> (blocks.num_tiers - 1), NUM_TIERS=blocks.num_tiers,
-            LONGER_THAN=blocks.longer_than, CAUSAL=layout.causal,
-            **launch_options(blocks.num_warps, 1, blocks.max_registers),
-        )  # fmt: skip
+    launch(
+        kernel, (H * (num_sequences + 1),), *tensors, layout.cu_seqlens_q, layout.cu_seqlens_k,
+        *dropout_arguments, num_sequences, *scalars, *strides,
+        H=H, UNIT=unit, D=D, BD=pad_width(D), BQ=blocks.queries, BK=blocks.keys,
+        MIN_TILE=max(blocks.queries, blocks.keys) >> (blocks.num_tiers - 1), NUM_TIERS=blocks.num_tiers,
+        LONGER_THAN=blocks.longer_than, CAUSAL=layout.causal,
+        **launch_options(blocks.num_warps, 1, blocks.max_registers),
+    )  # fmt: skip
 
 
 def compute_short_forward(

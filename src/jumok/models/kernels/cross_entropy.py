@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from jumok.attention.kernels.common import launch_options, round_up
+from jumok.attention.kernels.launcher import launch
 from jumok.batches.tokens import IGNORE
 
 LOWEST = tl.constexpr(-3.0e38)  # initial maximum: finite, so that no difference from it is NaN
@@ -171,10 +171,9 @@ def cross_entropy_(
     """
     rows, width = logits.shape
     elements = VECTOR_BYTES // logits.element_size()
-    with torch.cuda.device_of(logits):
-        _cross_entropy_kernel[(rows,)](
-            logits, logits if bias is None else bias.contiguous(), labels.contiguous(),
-            smoothed_losses, plain_losses, vocab_size, width, smoothing,
-            U=blocks.unroll, LANES=32 * blocks.warps, E=elements, BIASED=bias is not None,
-            SMOOTHED=smoothing > 0, NEEDS_GRADIENT=needs_gradient, **launch_options(blocks.warps),
-        )  # fmt: skip
+    launch(
+        _cross_entropy_kernel, (rows,), logits, logits if bias is None else bias.contiguous(), labels.contiguous(),
+        smoothed_losses, plain_losses, vocab_size, width, smoothing,
+        U=blocks.unroll, LANES=32 * blocks.warps, E=elements, BIASED=bias is not None,
+        SMOOTHED=smoothing > 0, NEEDS_GRADIENT=needs_gradient, **launch_options(blocks.warps),
+    )  # fmt: skip

@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jumok.attention.kernels.common import disable_compile, forbid_double_backward, launch_options, next_power_of_2
+from jumok.attention.kernels.launcher import launch
 from jumok.models.tacotron_decoder import MAX_GRADIENT, MIN_TOTAL
 
 MAX_SYMBOLS = 4096  # of a text
@@ -83,8 +84,9 @@ class _ForwardAttentionFunction(torch.autograd.Function):
     def forward(ctx: Any, weights: Tensor, previous_weights: Tensor) -> Tensor:
         weights, previous_weights = weights.contiguous(), previous_weights.contiguous()
         output = torch.empty_like(previous_weights)
-        forward_attention_kernel[(len(weights),)](
-            weights, previous_weights, output, weights.shape[1], **_get_launch_options(weights)
+        options = _get_launch_options(weights)
+        launch(
+            forward_attention_kernel, (len(weights),), weights, previous_weights, output, weights.shape[1], **options
         )
         ctx.save_for_backward(weights, previous_weights, output)
         return output
@@ -95,7 +97,9 @@ class _ForwardAttentionFunction(torch.autograd.Function):
         weights, previous_weights, output = ctx.saved_tensors
         gradient = gradient.contiguous()
         d_weights, d_previous = torch.empty_like(weights), torch.empty_like(previous_weights)
-        forward_attention_backward_kernel[(len(weights),)](
+        launch(
+            forward_attention_backward_kernel,
+            (len(weights),),
             weights,
             previous_weights,
             output,
@@ -120,5 +124,4 @@ def fused_forward_attention(weights: Tensor, previous_weights: Tensor) -> Tensor
     ``weights`` are bfloat16, float16 or float32, and ``previous_weights`` and the result float32. N is at
     most ``MAX_SYMBOLS``, and neither B nor N is 0. The result is differentiable once.
     """
-    with torch.cuda.device_of(weights):
-        return cast(Tensor, _ForwardAttentionFunction.apply(weights, previous_weights))
+    return cast(Tensor, _ForwardAttentionFunction.apply(weights, previous_weights))

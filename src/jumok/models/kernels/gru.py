@@ -51,6 +51,7 @@ from jumok.attention.kernels.common import (
     launch_options,
     pad_width,
 )
+from jumok.attention.kernels.launcher import launch
 from jumok.models.layers.precision import to_autocast_dtype
 from jumok.models.layers.ragged_layout import PackedSteps
 
@@ -353,18 +354,19 @@ def _launch(
     """Launch one program per block of sequences and direction, the longest first."""
     programs = divide_up(packed_steps.num_sequences, blocks.rows) * num_directions
     if programs:
-        with torch.cuda.device_of(tensors[0]):
-            kernel[(programs,)](
-                *tensors,
-                packed_steps.offsets_and_lengths,
-                len(packed_steps.batch_sizes),
-                packed_steps.num_sequences,
-                DIRECTIONS=num_directions,
-                ROWS=blocks.rows,
-                num_stages=blocks.stages,
-                **constants,
-                **launch_options(blocks.warps),
-            )
+        launch(
+            kernel,
+            (programs,),
+            *tensors,
+            packed_steps.offsets_and_lengths,
+            len(packed_steps.batch_sizes),
+            packed_steps.num_sequences,
+            DIRECTIONS=num_directions,
+            ROWS=blocks.rows,
+            num_stages=blocks.stages,
+            **constants,
+            **launch_options(blocks.warps),
+        )
 
 
 @functools.cache
