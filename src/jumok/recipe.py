@@ -31,80 +31,6 @@ MAX_SIZE = 10_000_000  # limit for sizes of models and vocabularies
 MAX_BASE_DEPTH = 8  # a longer chain of bases is a circle
 RecipeTree = dict[str, Any]
 
-# Keys of recipes of format 1 whose successor cannot be guessed from the spelling, for the error text alone.
-# A key has several successors where they differ by task.
-RENAMED_KEYS: dict[str, tuple[str, ...]] = {
-    "audio.floor": ("min_level_db",),
-    "audio.highest": ("f_max",),
-    "audio.loudness": ("target_level_db",),
-    "audio.lowest": ("f_min",),
-    "audio.window": ("win_length",),
-    "data.both_ways": ("symmetric_pairs",),
-    "data.documents": ("builtin_size",),
-    "data.file": ("audio_column",),
-    "data.gold": ("gold_alignments",),
-    "data.gold_flipped": ("gold_target_first",),
-    "data.joined": ("max_concatenated_pairs",),
-    "data.label": ("label_column",),
-    "data.long": ("on_overflow",),
-    "data.longest": ("max_tokens", "max_words", "max_seconds"),
-    "data.pairs": ("builtin_size",),
-    "data.picture": ("image_column",),
-    "data.pictures": ("images",),
-    "data.scenes": ("builtin_size",),
-    "data.tag": ("tag_column",),
-    "data.together": ("rows_per_document",),
-    "data.voices": ("builtin_size",),
-    "decode.longest": ("max_answer_tokens", "max_tokens"),
-    "decode.sharpen": ("magnitude_power",),
-    "decode.turns": ("griffin_lim_iterations",),
-    "evaluation.answers": ("answer_convention",),
-    "evaluation.best": ("select_by",),
-    "from": ("pretrained",),
-    "image_encoder.stage": ("feature_level",),
-    "image_encoder.tune": ("finetune_from_level",),
-    "masking.masked": ("mask_probability",),
-    "model.at_rest": ("inference_attention",),
-    "model.banks": ("conv_bank_size",),
-    "model.dropout": ("prenet_dropout",),
-    "model.drops_at_rest": ("prenet_dropout_at_inference",),
-    "model.expected": ("soft_probability",),
-    "model.factors": ("pair_width",),
-    "model.guided": ("guided_attention_loss",),
-    "model.guided_width": ("guided_attention_sigma",),
-    "model.hidden": ("mlp_width",),
-    "model.kind": ("type",),
-    "model.layers": ("decoder_layers",),
-    "model.longest": ("max_positions",),
-    "model.placed": ("alignment_loss",),
-    "model.positions": ("position_encoding",),
-    "model.prenet": ("prenet_widths",),
-    "model.refine": ("postnet_layers",),
-    "model.refine_width": ("postnet_width",),
-    "model.stop": ("stop_loss",),
-    "model.style.eager": ("large_init",),
-    "model.tied": ("tie_embeddings",),
-    "model.width": ("decoder_width",),
-    "score": ("evaluation",),
-    "scratch": ("random_init",),
-    "sound": ("audio",),
-    "text": ("tokenizer",),
-    "text.numbers": ("number_language",),
-    "tokenizer.bytes": ("byte_fallback",),
-    "tokenizer.characters": ("initial_alphabet",),
-    "tokenizer.documents": ("max_training_examples",),
-    "tokenizer.folder": ("pretrained",),
-    "tokenizer.joint": ("shared_vocabulary",),
-    "tokenizer.kind": ("type",),
-    "tokenizer.least": ("min_count",),
-    "tokenizer.pairs": ("max_training_examples",),
-    "tokenizer.plain": ("normalize",),
-    "tokenizer.texts": ("max_training_examples",),
-    "train.clip": ("max_grad_norm",),
-    "train.explode": ("divergence_factor",),
-    "train.steps": ("max_steps",),
-}
-
 
 def load(name: str, overrides: Sequence[str] = ()) -> Any:
     """Load a recipe by name or file, apply overrides and validate it. Returns the task's recipe."""
@@ -280,8 +206,6 @@ def _find_oversized(tree: Mapping[str, Any]) -> Iterator[str]:
 def _select_schema(recipe_types: Mapping[str, type], tree: Mapping[str, Any], name: str) -> Any:
     """Return the recipe class for the type of the model. Without a model type, it is the first one."""
     model = tree.get("model")
-    if isinstance(model, Mapping) and "type" not in model and "kind" in model:
-        raise _build_error(name, ["model.kind: there is no such key; did you mean model.type?"])
     model_type = model.get("type") if isinstance(model, Mapping) else None
     if model_type is None:
         return next(iter(recipe_types.values()))
@@ -329,7 +253,7 @@ def _format_problem(problem: Any, schema: type, tree: Mapping[str, Any]) -> str:
     dotted = ".".join(keys)
     if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         known = _list_field_names(schema, keys[:-1], tree)
-        suggestions = [".".join([*keys[:-1], name]) for name in _suggest_keys(keys, known)]
+        suggestions = [".".join([*keys[:-1], name]) for name in _suggest_keys(keys[-1], known)]
         hint = f"did you mean {' or '.join(suggestions)}?" if suggestions else f"known: {', '.join(known)}"
         return f"{dotted}: there is no such key; {hint}"
     if problem["type"] == "missing":
@@ -348,17 +272,14 @@ def _format_problem(problem: Any, schema: type, tree: Mapping[str, Any]) -> str:
     return f"{dotted}: {value!r} is invalid; {message[0].lower()}{message[1:]}"
 
 
-def _suggest_keys(keys: Sequence[str], known: Sequence[str]) -> list[str]:
+def _suggest_keys(key: str, known: Sequence[str]) -> list[str]:
     """Return the known keys of a section that an unknown key may mean.
 
-    >>> _suggest_keys(["train", "clip"], ["warmup_steps", "max_grad_norm"])
-    ['max_grad_norm']
-    >>> _suggest_keys(["train", "warmup"], ["warmup_steps", "max_grad_norm"])
+    >>> _suggest_keys("warmup", ["warmup_steps", "max_grad_norm"])
     ['warmup_steps']
     """
-    renamed = [name for name in RENAMED_KEYS.get(".".join(keys), ()) if name in known]
-    same_word = [name for name in known if keys[-1] in name.split("_")]
-    return renamed or same_word or difflib.get_close_matches(keys[-1], known, n=1, cutoff=0.6)
+    same_word = [name for name in known if key in name.split("_")]
+    return same_word or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
 
 
 def _find_keys(location: Sequence[str | int], tree: Mapping[str, Any], *, missing: bool) -> list[str]:

@@ -132,8 +132,8 @@ def test_a_frozen_encoder_never_changes(pixels: Tensor) -> None:
     assert all(torch.equal(x, before[name]) for name, x in encoder.state_dict().items())
 
 
-def test_stages_from_train_from_are_trained(pixels: Tensor) -> None:
-    encoder = ImageEncoder.from_name("small", stage=1, fine_tune_from_stage=1).train()
+def test_layers_from_finetune_from_level_are_trained(pixels: Tensor) -> None:
+    encoder = ImageEncoder.from_name("small", feature_level=1, finetune_from_level=1).train()
     assert {name.partition(".")[0] for name in learning(encoder)} == {"wide"}
     norms = {name: m.training for name, m in encoder.net.named_modules() if isinstance(m, nn.BatchNorm2d)}
     assert len(norms) == 2 + 6
@@ -147,27 +147,27 @@ def test_stages_from_train_from_are_trained(pixels: Tensor) -> None:
     assert not any(module.training for module in encoder.eval().modules())
 
 
-def test_stage_0_trains_all_layers() -> None:
-    encoder = ImageEncoder.from_name(LITE0, fine_tune_from_stage=0)
+def test_level_0_trains_all_layers() -> None:
+    encoder = ImageEncoder.from_name(LITE0, finetune_from_level=0)
     assert all(p.requires_grad for p in encoder.parameters())
-    last = learning(ImageEncoder.from_name(LITE0, fine_tune_from_stage=5))
+    last = learning(ImageEncoder.from_name(LITE0, finetune_from_level=5))
     assert last == {"conv_head", "bn2"}
-    some = learning(ImageEncoder.from_name(LITE0, stage=4, fine_tune_from_stage=4))
+    some = learning(ImageEncoder.from_name(LITE0, feature_level=4, finetune_from_level=4))
     assert {name.split(".")[1] for name in some} == {"5", "6"}
 
 
 @pytest.mark.parametrize(
-    ("stage", "tune", "match"),
-    [(6, None, "stage=6"), (2, 3, "fine_tune_from_stage=3"), (2, -1, "fine_tune_from_stage=-1")],
+    ("level", "finetune", "match"),
+    [(6, None, "feature_level=6"), (2, 3, "finetune_from_level=3"), (2, -1, "finetune_from_level=-1")],
 )
-def test_missing_stages_raise(stage: int, tune: int | None, match: str) -> None:
+def test_missing_levels_raise(level: int, finetune: int | None, match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        ImageEncoder.from_name(LITE0, stage=stage, fine_tune_from_stage=tune)
+        ImageEncoder.from_name(LITE0, feature_level=level, finetune_from_level=finetune)
 
 
 def test_a_captioner_trains_its_encoder(pixels: Tensor) -> None:
     torch.manual_seed(0)
-    encoder = ImageEncoder.from_name("small", fine_tune_from_stage=0)
+    encoder = ImageEncoder.from_name("small", finetune_from_level=0)
     config = CaptionerConfig(width=8, embedding_width=8, attention_width=8)
     model = ImageCaptioner(encoder, Captioner(config, 11, encoder.feature_width))
     batch = CaptionBatch.from_sequences(pixels, (64, 96), [[5, 6], [7]])
@@ -186,7 +186,7 @@ def test_a_captioner_trains_its_encoder(pixels: Tensor) -> None:
 
 
 def test_grid_of_the_builtin_network(pixels: Tensor) -> None:
-    places, (rows, columns) = ImageEncoder.from_name("small", fine_tune_from_stage=0)(pixels)
+    places, (rows, columns) = ImageEncoder.from_name("small", finetune_from_level=0)(pixels)
     assert (rows, columns) == (8, 12)
     across, down = places[0, :, -2:].detach().unflatten(0, (rows, columns)).unbind(-1)
     torch.testing.assert_close(across[3], torch.arange(-11, 12, 2) / 12)
@@ -194,14 +194,14 @@ def test_grid_of_the_builtin_network(pixels: Tensor) -> None:
 
 
 def test_the_builtin_network_ignores_hue(pixels: Tensor) -> None:
-    encoder = ImageEncoder.from_name("small", fine_tune_from_stage=0).eval()
+    encoder = ImageEncoder.from_name("small", finetune_from_level=0).eval()
     one, other = (encoder(x)[0] for x in (pixels, pixels.flip(1)))  # red for blue
     torch.testing.assert_close(one[..., 64:], other[..., 64:])
     assert not torch.allclose(one[..., :64], other[..., :64], atol=0.1)
 
 
 def test_computing_the_grid_has_no_side_effects(pixels: Tensor) -> None:
-    encoder = ImageEncoder.from_name("small", fine_tune_from_stage=0).train()
+    encoder = ImageEncoder.from_name("small", finetune_from_level=0).train()
     before = {name: x.clone() for name, x in encoder.state_dict().items()}
     assert encoder.compute_grid(96) == (12, 12)
     assert encoder.training
@@ -242,18 +242,20 @@ def test_efficientnet_equals_timm(timm: Any, pixels: Tensor) -> None:
 
 
 def test_timm_networks(timm: Any, pixels: Tensor, tmp_path: Path) -> None:
-    for name, stage, features, side in (("resnet18", -1, 512, 32), ("convnext_atto", 2, 160, 16)):
+    for name, level, features, side in (("resnet18", -1, 512, 32), ("convnext_atto", 2, 160, 16)):
         whole = timm.create_model(name).eval()
         save_file(whole.state_dict(), tmp_path / f"{name}.safetensors")
         torch.save({"state_dict": whole.state_dict()}, tmp_path / f"{name}.pth")
         for suffix in ("pth", "safetensors"):
-            encoder = ImageEncoder.from_name(name, tmp_path / f"{name}.{suffix}", stage=stage, fine_tune_from_stage=2)
+            encoder = ImageEncoder.from_name(
+                name, tmp_path / f"{name}.{suffix}", feature_level=level, finetune_from_level=2
+            )
             assert encoder.feature_width == features
             result, grid = encoder.eval()(pixels)
             assert grid == (64 // side, 96 // side)
             mean, std = (torch.tensor(whole.pretrained_cfg[one])[:, None, None] for one in ("mean", "std"))
             expected = whole.forward_intermediates((pixels / 255 - mean) / std, intermediates_only=True)
-            torch.testing.assert_close(result, expected[stage].flatten(2).transpose(1, 2), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(result, expected[level].flatten(2).transpose(1, 2), rtol=1e-4, atol=1e-4)
         stages = {name.split(".")[0] for name in learning(encoder)}
         assert stages == ({"layer2", "layer3", "layer4"} if name == "resnet18" else {"stages_2"})
     with pytest.raises(ValueError, match="resnet18"):

@@ -377,7 +377,7 @@ def test_invalid_recipes(overrides: list[str], message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "override", "message"),
     [
-        ("captioner", "image_encoder.feature_level=9", "image_encoder: stage=9: "),
+        ("captioner", "image_encoder.feature_level=9", "image_encoder: feature_level=9: "),
         (
             "captioner/flickr8k",
             "image_encoder.weights=no.pth",

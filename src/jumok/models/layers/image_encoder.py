@@ -47,13 +47,13 @@ class ImageBackbone:
 
 
 class ImageEncoder(nn.Module):
-    """Encodes images by feature map number ``stage`` of a network.
+    """Encodes images by feature map number ``feature_level`` of a network, from fine to coarse.
 
-    Training updates the layers from stage ``fine_tune_from_stage`` (0: all, from the pixels on) to ``stage``.
+    Training updates the layers from feature map ``finetune_from_level`` (0: all, from the pixels on) to this one.
     With None the network is frozen, and features need to be computed only once. Frozen layers stay in eval
     mode, including the running averages of batch norms.
 
-    >>> encoder = ImageEncoder.from_name("small", stage=0, fine_tune_from_stage=0)
+    >>> encoder = ImageEncoder.from_name("small", feature_level=0, finetune_from_level=0)
     >>> features, grid = encoder(torch.zeros(2, 3, 48, 64, dtype=torch.uint8))
     >>> features.shape, grid, encoder.feature_width
     (torch.Size([2, 48, 64]), (6, 8), 64)
@@ -62,24 +62,28 @@ class ImageEncoder(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, backbone: ImageBackbone, stage: int = -1, fine_tune_from_stage: int | None = None) -> None:
+    def __init__(
+        self, backbone: ImageBackbone, feature_level: int = -1, finetune_from_level: int | None = None
+    ) -> None:
         super().__init__()
-        num_stages = len(backbone.channels)
-        if not -num_stages <= stage < num_stages:
-            raise ValueError(f"stage={stage}: a number from 0 to {num_stages - 1} is expected for this network")
-        self.stage = stage % num_stages
-        if fine_tune_from_stage is not None and not 0 <= fine_tune_from_stage <= self.stage:
+        num_levels = len(backbone.channels)
+        if not -num_levels <= feature_level < num_levels:
             raise ValueError(
-                f"fine_tune_from_stage={fine_tune_from_stage}: a number from 0 to stage={self.stage} is "
+                f"feature_level={feature_level}: a number from 0 to {num_levels - 1} is expected for this network"
+            )
+        self.feature_level = feature_level % num_levels
+        if finetune_from_level is not None and not 0 <= finetune_from_level <= self.feature_level:
+            raise ValueError(
+                f"finetune_from_level={finetune_from_level}: a number from 0 to feature_level={self.feature_level} is "
                 "expected, or None to freeze the network"
             )
-        self.net, self.feature_width = backbone.net, backbone.channels[self.stage]
+        self.net, self.feature_width = backbone.net, backbone.channels[self.feature_level]
         for name, values in (("mean", backbone.mean), ("std", backbone.std)):
             self.register_buffer(name, torch.tensor(values)[:, None, None], persistent=False)
         trainable = (
             set()
-            if fine_tune_from_stage is None
-            else _find_parameters_between(backbone, fine_tune_from_stage, self.stage)
+            if finetune_from_level is None
+            else _find_parameters_between(backbone, finetune_from_level, self.feature_level)
         )
         for name, parameter in self.net.named_parameters():
             parameter.requires_grad_(name in trainable)
@@ -91,8 +95,8 @@ class ImageEncoder(nn.Module):
         name: str,
         weights: str | Path | None = None,
         *,
-        stage: int = -1,
-        fine_tune_from_stage: int | None = None,
+        feature_level: int = -1,
+        finetune_from_level: int | None = None,
     ) -> ImageEncoder:
         """Build an encoder from the name of a network.
 
@@ -108,7 +112,7 @@ class ImageEncoder(nn.Module):
             backbone = _load_lite0(weights)
         else:
             backbone = _load_timm(name, weights)
-        return cls(backbone, stage, fine_tune_from_stage)
+        return cls(backbone, feature_level, finetune_from_level)
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Features ``(B, P, F)`` of pixels ``(B, 3, H, W)``, bytes or numbers from 0 to 1; and the grid."""
@@ -119,7 +123,7 @@ class ImageEncoder(nn.Module):
         x = pixels.to(self.mean.dtype)
         if pixels.dtype == torch.uint8:
             x = x / 255
-        feature_map: Tensor = self.net((x - self.mean) / self.std)[self.stage]
+        feature_map: Tensor = self.net((x - self.mean) / self.std)[self.feature_level]
         if feature_map.shape[1] != self.feature_width:  # some of timm's networks have channels last
             feature_map = feature_map.permute(0, 3, 1, 2)
         return feature_map.flatten(2).transpose(1, 2), (feature_map.shape[2], feature_map.shape[3])
@@ -318,8 +322,8 @@ def _find_parameters_between(backbone: ImageBackbone, first: int, last: int) -> 
     """Names of the parameters after map ``first − 1``, up to map ``last``."""
     modules = list(backbone.net.named_modules())  # in the order in which they are used
 
-    def find_last_module(stage: int) -> int:
-        prefix = _normalize_name(backbone.feature_modules[stage])
+    def find_last_module(level: int) -> int:
+        prefix = _normalize_name(backbone.feature_modules[level])
         return max(
             index for index, (name, _) in enumerate(modules) if f"{_normalize_name(name)}_".startswith(f"{prefix}_")
         )

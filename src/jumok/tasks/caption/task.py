@@ -134,8 +134,8 @@ class CaptionTask(SupervisedTask[CaptionExample, CaptionPredictor]):
             return ImageEncoder.from_name(
                 config.backbone,
                 weights,
-                stage=config.feature_level,
-                fine_tune_from_stage=config.finetune_from_level,
+                feature_level=config.feature_level,
+                finetune_from_level=config.finetune_from_level,
             )
         except ValueError as error:
             raise InputError(f"image_encoder: {error}") from None
@@ -201,7 +201,7 @@ class CaptionTask(SupervisedTask[CaptionExample, CaptionPredictor]):
             )
         return ImageFeatureCache.open(
             Path(config.cache_folder or get_cache_folder()) / "features",
-            encoder=f"{config.backbone} {encoder.stage} squashed {_digest_weights(encoder.net)}",
+            encoder=f"{config.backbone} {encoder.feature_level} squashed {_digest_weights(encoder.net)}",
             image_size=config.image_size,
         )
 
