@@ -106,7 +106,7 @@ def measure_views(report: Report, task: AlignmentTask) -> None:
             links = links if direction == "forward" else [swap_links(pair_links) for pair_links in links]
             row = report.row("views", str(view), direction, view=asdict(view))
             criteria = {"agreement": float(agreements[number]), "consistency": float(consistencies[number])}
-            row["ways"]["attention"] = {**criteria, **task.score({"links": links})["links"]}
+            row["implementations"]["attention"] = {**criteria, **task.score({"links": links})["links"]}
     report.save()
 
 
@@ -130,7 +130,7 @@ def measure_links(report: Report, task: AlignmentTask) -> None:
             continue
         links = {name: [symmetrize(*pair) for pair in maps] for name, symmetrize in SYMMETRIZATIONS.items()}
         links |= {"forward": links.pop("none"), "backward": [swap_links(argmax_links(m)) for _, m in maps]}
-        row["ways"] |= task.score(links)
+        row["implementations"] |= task.score(links)
         report.note(row, chosen=str(chosen))
         report.log(f"{name}: {chosen.forward}; backward: {chosen.backward}")
 
@@ -163,7 +163,7 @@ def measure_eflomal(report: Report, task: AlignmentTask) -> None:
         forward, backward = (read_links(Path(name), len(task.pairs)) for name in names)
     pairs = list(zip(forward, backward, strict=True))
     combined = {name: [combine(*pair) for pair in pairs] for name, combine in LINK_HEURISTICS.items()}
-    row["ways"] |= task.score({"forward": forward, "backward": backward, **combined})
+    row["implementations"] |= task.score({"forward": forward, "backward": backward, **combined})
     report.note(row, seconds=seconds, pairs=len(sides[0]))
 
 
@@ -196,7 +196,7 @@ def print_views(rows: Sequence[Row]) -> None:
     """Print the means of heads. Single heads are in the JSON file."""
     for direction in ("forward", "backward"):
         lines = [
-            [row["case"], *(row["ways"]["attention"][name] for name in VIEW_SCORES)]
+            [row["case"], *(row["implementations"]["attention"][name] for name in VIEW_SCORES)]
             for row in rows
             if row["pass"] == direction and row["view"]["head"] is None
         ]
@@ -206,9 +206,9 @@ def print_views(rows: Sequence[Row]) -> None:
 
 def print_links(rows: Sequence[Row]) -> None:
     lines = [
-        [row["case"], *(r.get(row["ways"], name, "error_rate") for name in METHODS)]
+        [row["case"], *(r.get(row["implementations"], name, "error_rate") for name in METHODS)]
         for row in rows
-        if "forward" in row["ways"]
+        if "forward" in row["implementations"]
     ]
     if lines:
         r.table("alignment error rate", ["", *METHODS], lines)

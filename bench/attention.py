@@ -105,13 +105,13 @@ def overhead(report: Report, settings: AttentionSettings) -> None:
         },
     }
     for grad in (True, False):
-        for case, ways in cases.items():
+        for case, runs in cases.items():
             ours.train(grad), theirs.train(grad)  # PyTorch has a fast path for inference
             row = report.row("overhead", case, "training" if grad else "inference")
             with torch.set_grad_enabled(grad):
-                for way, ms in r.least_in_turns(ways, repeats=5 if settings.quick else 40).items():
-                    row["ways"][way] = {"ms": ms}
-            text = ", ".join(f"{way} {1e3 * r.get(row['ways'], way):.1f} µs" for way in ways)
+                for name, ms in r.least_in_turns(runs, repeats=5 if settings.quick else 40).items():
+                    row["implementations"][name] = {"ms": ms}
+            text = ", ".join(f"{name} {1e3 * r.get(row['implementations'], name):.1f} µs" for name in runs)
             report.log(f"overhead  {case}  {row['pass']}: {text}")
             report.save()
 
@@ -119,7 +119,7 @@ def overhead(report: Report, settings: AttentionSettings) -> None:
 def overhead_tables(rows: list[Row]) -> None:
     lines = []
     for row in rows:
-        ours, plain = (1e3 * r.get(row["ways"], way) for way in ("ours", "plain"))
+        ours, plain = (1e3 * r.get(row["implementations"], name) for name in ("ours", "plain"))
         row["ratios"] = {"plain": ratio(ours, plain)}
         lines.append([row["case"], row["pass"], ours, plain, ours - plain])
     title = f"Overhead, {' x '.join(map(str, SMALL))}: µs per call on the host, ours and plain PyTorch"
@@ -128,7 +128,7 @@ def overhead_tables(rows: list[Row]) -> None:
 
 # ------------------------------------------------------------------------------- additive, many queries
 
-WAYS = ("ours", "eager", "compiled")
+IMPLEMENTATIONS = ("ours", "eager", "compiled")
 ADDITIVE_LEAVES = ("query", "key", "value", "W", "U", "v")
 
 
@@ -153,19 +153,19 @@ def additive(report: Report, settings: AttentionSettings) -> None:
         inputs = [settings.random(batch, n, width) for n in (queries, keys, keys)]
         leaves = [*inputs, score.query.weight, score.key.weight, score.v]
         upstream = settings.random(batch, queries, width, grad=False)
-        ways: dict[str, Run] = {
+        runs: dict[str, Run] = {
             "ours": functools.partial(jumok.attend, *inputs, score=score),
             "eager": functools.partial(plain_additive, *leaves),
         }
         if settings.compile:
-            ways["compiled"] = functools.partial(r.compiled(plain_additive), *leaves)
+            runs["compiled"] = functools.partial(r.compiled(plain_additive), *leaves)
         for which in PASSES:
             row = report.row("additive", str(size).replace(" ", ""), which, dtype=str(settings.dtype))
             row["path"] = explain_path(*inputs, score=score)
             row["floor_ms"] = tanh_floor(report, math.prod(size), times=1 if which == "forward" else 2)
-            for name, run in ways.items():
+            for name, run in runs.items():
                 report.measure(row, name, for_pass(which, run, leaves, upstream))
-        checked = {name: functools.partial(with_gradients, run, leaves, upstream) for name, run in ways.items()}
+        checked = {name: functools.partial(with_gradients, run, leaves, upstream) for name, run in runs.items()}
         reference = functools.partial(additive_in_float64, leaves, upstream)
         report.check(row, ("out", *ADDITIVE_LEAVES), checked, reference)
 
@@ -205,12 +205,12 @@ def additive_in_float64(leaves: list[Tensor], upstream: Tensor) -> list[Tensor]:
 def additive_tables(rows: list[Row]) -> None:
     lines = []
     for row in rows:
-        ours, *others = times = [r.get(row["ways"], way) for way in WAYS]
+        ours, *others = times = [r.get(row["implementations"], name) for name in IMPLEMENTATIONS]
         row["ratios"] = {"floor": ratio(ours, row["floor_ms"])}
-        row["ratios"] |= {way: ratio(ours, ms) for way, ms in zip(WAYS[1:], others, strict=True)}
+        row["ratios"] |= {name: ratio(ours, ms) for name, ms in zip(IMPLEMENTATIONS[1:], others, strict=True)}
         launch, *mib = (
-            r.get(row["ways"], "ours", "host_ms"),
-            *(r.get(row["ways"], way, "mib") for way in WAYS),
+            r.get(row["implementations"], "ours", "host_ms"),
+            *(r.get(row["implementations"], name, "mib") for name in IMPLEMENTATIONS),
         )
         first = [row["case"], PASSES[row["pass"]], row["floor_ms"]]
         lines.append([*first, *times, *row["ratios"].values(), launch, *mib])
@@ -340,17 +340,17 @@ def step(report: Report, settings: AttentionSettings) -> None:
             decoder = build_decoder(settings, size, masked)
             row = report.row("step", case, "forward+backward", dtype=str(settings.dtype), size=size)
             report.note(row, steps=decoder.steps, path=decoder.explain_path())
-            ways = {"ours": ours_loop(decoder), "eager": plain_loop(decoder, plain_steps, 1)}
+            runs = {"ours": ours_loop(decoder), "eager": plain_loop(decoder, plain_steps, 1)}
             if settings.compile:
-                ways["compiled, 1 step"] = plain_loop(decoder, r.compiled(plain_steps), 1)
-            for name, run in ways.items():
+                runs["compiled, 1 step"] = plain_loop(decoder, r.compiled(plain_steps), 1)
+            for name, run in runs.items():
                 report.measure(row, name, run, hide_launches=False)
-            report.check(row, ("out", *STEP_LEAVES), ways, plain_loop(decoder.in_float64(), plain_steps, 1))
-            cases.append((row, decoder, ways))
+            report.check(row, ("out", *STEP_LEAVES), runs, plain_loop(decoder.in_float64(), plain_steps, 1))
+            cases.append((row, decoder, runs))
     if not settings.on_gpu:
         return
-    for row, _, ways in cases:
-        for name, run in reversed(ways.items()):  # ours last: a failed capture may break later ones
+    for row, _, runs in cases:
+        for name, run in reversed(runs.items()):  # ours last: a failed capture may break later ones
             measure_graph(report, row, name, run)
     for at_once in () if settings.quick or not settings.compile else (10, 50):
         for row, decoder, _ in cases:
@@ -360,9 +360,9 @@ def step(report: Report, settings: AttentionSettings) -> None:
 
 def measure_graph(report: Report, row: Row, name: str, run: Run) -> None:
     """Measure a CUDA graph, and compare the outputs of a replay with those of the launched loop."""
-    way = f"{name}, graph"
-    if "error" in row["ways"][name] or report.seconds_left < 0:
-        return report.failed(row, way, "skipped")
+    graph_name = f"{name}, graph"
+    if "error" in row["implementations"][name] or report.seconds_left < 0:
+        return report.failed(row, graph_name, "skipped")
     try:
         replay, outputs = r.captured(run)
         for x in outputs:
@@ -370,15 +370,15 @@ def measure_graph(report: Report, row: Row, name: str, run: Run) -> None:
         replay()
         differs = max(r.relative_errors(outputs, run()), key=r.nan_last)
     except Exception as error:
-        return report.failed(row, way, f"capture: {r.short(error)}")
-    report.measure(row, way, replay)["differs"] = differs
+        return report.failed(row, graph_name, f"capture: {r.short(error)}")
+    report.measure(row, graph_name, replay)["differs"] = differs
     return report.save()
 
 
 def measure_unrolled(report: Report, row: Row, decoder: Decoder, at_once: int) -> None:
     """Measure several steps compiled together."""
     name = f"compiled, {at_once} steps"
-    seconds = 1.2 * row["ways"].get("compiled, 10 steps", {}).get("first_s", 15) * at_once / 10
+    seconds = 1.2 * row["implementations"].get("compiled, 10 steps", {}).get("first_s", 15) * at_once / 10
     if seconds + 15 > report.seconds_left:
         return report.failed(row, name, f"skipped, compiling would take about {seconds:.0f} s")
     run = plain_loop(decoder, r.compiled(plain_steps), at_once)
@@ -389,16 +389,16 @@ def measure_unrolled(report: Report, row: Row, decoder: Decoder, at_once: int) -
 def step_tables(rows: list[Row]) -> None:
     lines: list[list[Any]] = []
     for row in rows:
-        ways, row["ratios"] = row["ways"], {}
-        pairs = []  # times of ours and of the fastest compiled way: launched, and as graphs
+        results, row["ratios"] = row["implementations"], {}
+        pairs = []  # times of ours and of the fastest compiled implementation: launched, and as graphs
         for how, end in (("launched", ""), ("graph", ", graph")):
-            names = [name for name in ways if re.fullmatch(rf"compiled, \d+ steps?{end}", name)]
+            names = [name for name in results if re.fullmatch(rf"compiled, \d+ steps?{end}", name)]
             if how == "graph" and not names:
                 continue
-            fast, fast_ms = r.fastest(ways, names)
-            ours, eager = (r.get(ways, name + end) for name in ("ours", "eager"))
+            fast, fast_ms = r.fastest(results, names)
+            ours, eager = (r.get(results, name + end) for name in ("ours", "eager"))
             at_once = "–" if fast is None else re.findall(r"\d+", fast)[0]
-            mib = [None if end else r.get(ways, name, "mib") for name in ("ours", fast)]
+            mib = [None if end else r.get(results, name, "mib") for name in ("ours", fast)]
             row["ratios"][how] = ratio(ours, fast_ms)
             lines.append(
                 [
@@ -423,11 +423,11 @@ def step_tables(rows: list[Row]) -> None:
     r.table(title, head, lines)
     r.error_table("Additive, step by step", rows, ("out", *STEP_LEAVES))
     for row in rows:
-        for name, way in row["ways"].items():
-            if name.startswith("compiled") and way.get("first_s", 0) > 1:
-                print(f"  compiling: {row['case']}, {name}: {way['first_s']:.1f} s")
-            if not way.get("differs", 0) < 0.02:
-                print(f"  DIFFERS from the launched loop by {way['differs']:.1e}: {row['case']}, {name}")
+        for name, result in row["implementations"].items():
+            if name.startswith("compiled") and result.get("first_s", 0) > 1:
+                print(f"  compiling: {row['case']}, {name}: {result['first_s']:.1f} s")
+            if not result.get("differs", 0) < 0.02:
+                print(f"  DIFFERS from the launched loop by {result['differs']:.1e}: {row['case']}, {name}")
 
 
 # ------------------------------------------------------------------------------------------- dot product
@@ -498,23 +498,23 @@ def measure_dot_case(report: Report, settings: AttentionSettings, case: Dot) -> 
     upstream = settings.random(*case.size, grad=False)
     mask = None if case.build_mask is None else case.build_mask()
     dense = dense_mask(mask, case.size[2], settings.device)
-    ways: dict[str, Run] = {"ours": lambda: jumok.attend(*leaves, mask=mask)}
+    runs: dict[str, Run] = {"ours": lambda: jumok.attend(*leaves, mask=mask)}
     if case.name.startswith("short"):  # building the mask for each batch may take longer than attention
-        ways["ours, new mask"] = lambda: jumok.attend(*leaves, mask=case.build_mask and case.build_mask())
+        runs["ours, new mask"] = lambda: jumok.attend(*leaves, mask=case.build_mask and case.build_mask())
     options: dict[str, Any] = {"is_causal": mask is not None} if case.needs_no_tensor else {"attn_mask": dense}
-    ways["sdpa"] = functools.partial(F.scaled_dot_product_attention, *leaves, **options)
+    runs["sdpa"] = functools.partial(F.scaled_dot_product_attention, *leaves, **options)
 
     for which in PASSES:
         row = report.row("dot", case.name, which, dtype=str(settings.dtype), size=case.size)
         row["path"] = explain_path(*leaves, mask=mask)
         row["mask_mib"] = 0 if case.needs_no_tensor or dense is None else dense.untyped_storage().nbytes() / r.MIB
-        for name, run in ways.items():
+        for name, run in runs.items():
             report.measure(row, name, for_pass(which, run, leaves, upstream))
         for name, backend in BACKENDS.items():
             if settings.on_gpu and (case.needs_no_tensor or name != "flash"):  # flash supports no mask
                 with sdpa_kernel(backend):
-                    report.measure(row, name, for_pass(which, ways["sdpa"], leaves, upstream))
-    checked = {"ours": lambda: [sample_rows(ways["ours"]())], "eager": lambda: [sample_rows(ways["sdpa"]())]}
+                    report.measure(row, name, for_pass(which, runs["sdpa"], leaves, upstream))
+    checked = {"ours": lambda: [sample_rows(runs["ours"]())], "eager": lambda: [sample_rows(runs["sdpa"]())]}
     with torch.no_grad():
         report.check(row, ("out",), checked, lambda: [sample_rows_in_float64(leaves, dense)])
 
@@ -543,27 +543,27 @@ def sample_rows_in_float64(leaves: list[Tensor], dense: Tensor | None) -> Tensor
 def dot_tables(rows: list[Row]) -> None:
     lines = []
     for row in rows:
-        ways = row["ways"]
-        best, best_ms = r.fastest(ways, ["sdpa", *BACKENDS])
-        row["ratios"] = {"best": ratio(r.get(ways, "ours"), best_ms)}
-        times = [r.get(ways, name) for name in ("ours", "sdpa", *BACKENDS)]
+        results = row["implementations"]
+        best, best_ms = r.fastest(results, ["sdpa", *BACKENDS])
+        row["ratios"] = {"best": ratio(r.get(results, "ours"), best_ms)}
+        times = [r.get(results, name) for name in ("ours", "sdpa", *BACKENDS)]
         others = [
             best or "–",
             row["ratios"]["best"],
-            r.get(ways, "ours", "host_ms"),
-            r.get(ways, "ours", "mib"),
+            r.get(results, "ours", "host_ms"),
+            r.get(results, "ours", "mib"),
         ]
-        mib = r.get(ways, best, "mib")
+        mib = r.get(results, best, "mib")
         others.append(None if mib is None else mib + row["mask_mib"])
         lines.append([row["case"], PASSES[row["pass"]], *times, *others])
     title = "Dot product: ms, ratio of ours to the best SDPA, ms to launch ours, peak extra MiB (and mask)"
     head = ["case", "pass", "ours", "sdpa", *BACKENDS, "best", "/best", "launch", "MiB", "of best"]
     r.table(title, head, lines)
     for row in rows:
-        way = row["ways"].get("ours, new mask", {})
-        if "ms" in way:
-            launch = f", {r.number(way['host_ms'])} ms to launch" if "host_ms" in way else ""
-            print(f"  {row['case']}, {row['pass']}, with a new mask: {r.number(way['ms'])} ms{launch}")
+        result = row["implementations"].get("ours, new mask", {})
+        if "ms" in result:
+            launch = f", {r.number(result['host_ms'])} ms to launch" if "host_ms" in result else ""
+            print(f"  {row['case']}, {row['pass']}, with a new mask: {r.number(result['ms'])} ms{launch}")
     r.error_table("Dot product, 64 rows", rows, ("out",))
 
 

@@ -34,7 +34,15 @@ from numpy.typing import NDArray
 from random_text import Text
 from report import Report, Row, Run, Settings, ratio
 from torch import Tensor, nn
-from training_runs import TrainingRun, Way, build_round, build_start, count_weights, measure_way, pin_batch
+from training_runs import (
+    Implementation,
+    TrainingRun,
+    build_round,
+    build_start,
+    count_weights,
+    measure_implementation,
+    pin_batch,
+)
 
 import jumok
 from jumok.attention.dispatch import PathExplanation
@@ -217,15 +225,15 @@ def pretraining(report: Report, settings: Settings) -> None:
             row |= {"labels": sum(batch.count for batch in padded), "weights": {"ours": count_weights(ours)}}
             report.note(row, path={name: str(path).splitlines()[0] for name, path in paths.items()})
             exported = export_bert(ours, None, Path(folder, f"bert-{dropout}"))
-            ways = list_pretraining_ways(settings, row, ours, exported, layouts, inputs)
-            important += [(row, way) for way in ways[:3]]
-            others += [(row, way) for way in ways[3:]]
-        for row, way in important + others:  # the most important ways of both rows come first
-            measure(report, row, way)
+            implementations = list_pretraining_implementations(settings, row, ours, exported, layouts, inputs)
+            important += [(row, implementation) for implementation in implementations[:3]]
+            others += [(row, implementation) for implementation in implementations[3:]]
+        for row, implementation in important + others:  # the most important implementations of both rows come first
+            measure(report, row, implementation)
 
 
-def measure(report: Report, row: Row, way: Way) -> None:
-    result, rounds = measure_way(report, row, way, "tokens", "tokens_s")
+def measure(report: Report, row: Row, implementation: Implementation) -> None:
+    result, rounds = measure_implementation(report, row, implementation, "tokens", "tokens_s")
     if "ms" in result:
         result["end"] = float(rounds[-1][-1])
         report.save()
@@ -240,15 +248,15 @@ def explain_path(settings: Settings, config: BertConfig, tokens: Tokens) -> Path
     return jumok.explain(heads, heads, heads, mask=mask, dropout=config.attention_dropout)
 
 
-def list_pretraining_ways(
+def list_pretraining_implementations(
     settings: Settings,
     row: Row,
     ours: BertPretrainingModel,
     exported: Path,
     layouts: dict[str, list[PretrainingBatch]],
     inputs: list[Inputs],
-) -> list[Way]:
-    """List the ways that this machine can run, the most important ones first."""
+) -> list[Implementation]:
+    """List the implementations that this machine can run, the most important ones first."""
     build = functools.partial(build_round, settings, betas=(0.9, 0.999), eps=1e-6)
 
     def our(
@@ -278,16 +286,16 @@ def list_pretraining_ways(
 
     batches = layouts[row["layout"]]
     compiles, on_gpu = settings.compile, settings.on_gpu
-    ways: list[tuple[bool, Way]] = [
-        (True, Way("ours", lambda: our(batches), compiles)),
-        (compiles, Way("transformers, compiled", lambda: theirs(True), True)),
-        (True, Way("transformers", lambda: theirs())),
-        (row["layout"] == "packed", Way("ours, padded", lambda: our(layouts["padded"]), compiles)),
-        (compiles and on_gpu, Way("transformers, compiled, graph", lambda: theirs(True, True), True)),
-        (on_gpu, Way("ours, launched", lambda: our(batches, graph=False), compiles)),
-        (compiles, Way("ours, eager", lambda: our(batches, False, False))),
+    implementations: list[tuple[bool, Implementation]] = [
+        (True, Implementation("ours", lambda: our(batches), compiles)),
+        (compiles, Implementation("transformers, compiled", lambda: theirs(True), True)),
+        (True, Implementation("transformers", lambda: theirs())),
+        (row["layout"] == "packed", Implementation("ours, padded", lambda: our(layouts["padded"]), compiles)),
+        (compiles and on_gpu, Implementation("transformers, compiled, graph", lambda: theirs(True, True), True)),
+        (on_gpu, Implementation("ours, launched", lambda: our(batches, graph=False), compiles)),
+        (compiles, Implementation("ours, eager", lambda: our(batches, False, False))),
     ]
-    return [way for available, way in ways if available]
+    return [implementation for available, implementation in implementations if available]
 
 
 def load_peer(class_name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
@@ -301,15 +309,15 @@ def load_peer(class_name: str, folder: Path, dtype: torch.dtype = torch.float32)
 
 def pretraining_tables(rows: list[Row]) -> None:
     for row in rows:
-        ways = row["ways"]
-        peers = [name for name in ways if name.startswith("transformers")]
-        row["ratios"] = r.ratios_to_peers(ways, peers)
+        results = row["implementations"]
+        peers = [name for name in results if name.startswith("transformers")]
+        row["ratios"] = r.ratios_to_peers(results, peers)
         lines = []
-        for name, way in ways.items():
-            per_step = [ratio(way.get(key), row["steps"]) for key in ("ms", "host_ms")]
-            others = [way.get(key) for key in ("tokens_s", "peak_mib", "first_s", "start", "end")]
-            lines.append([name, *per_step, *others, *r.speedups(ways, name, peers)])
-        head = ["way", "ms", "launch", "tokens/s", "MiB", "first s", "first loss", "last"]
+        for name, result in results.items():
+            per_step = [ratio(result.get(key), row["steps"]) for key in ("ms", "host_ms")]
+            others = [result.get(key) for key in ("tokens_s", "peak_mib", "first_s", "start", "end")]
+            lines.append([name, *per_step, *others, *r.speedups(results, name, peers)])
+        head = ["implementation", "ms", "launch", "tokens/s", "MiB", "first s", "first loss", "last"]
         title = f"Pretraining, {row['pass']}, {row['case']}: ms per step, real tokens per second"
         r.table(title, [*head, *(f"× {mark}" for mark in "abc"[: len(peers)])], lines)
         r.print_peers(peers)
@@ -317,10 +325,10 @@ def pretraining_tables(rows: list[Row]) -> None:
         print(f"  share of real tokens: {r.format_values(row['real'], '.0%')}; ours is {row['layout']}")
         for name, text in row["path"].items():
             print(f"  attention, {name}: {text}")
-        for name, way in ways.items():
-            if way.get("capture_error"):
-                print(f"  NO CUDA GRAPH: {name}: {way['capture_error'][:80]}")
-        r.print_start_differences(ways, "the loss")
+        for name, result in results.items():
+            if result.get("capture_error"):
+                print(f"  NO CUDA GRAPH: {name}: {result['capture_error'][:80]}")
+        r.print_start_differences(results, "the loss")
 
 
 # ----------------------------------------------------------------------------------------------- inference
@@ -426,10 +434,10 @@ def compare(report: Report, row: Row, ours: Bert, theirs: Any, batches: list[dic
 
 
 def measure_in_turns(report: Report, row: Row, runs: dict[str, Run], turns: int) -> None:
-    """Measure two ways on the clock, one call of each in turns.
+    """Measure two implementations on the clock, one call of each in turns.
 
-    Other processes may run at any time; in turns they slow down both ways alike. ``in_turn`` is the median of
-    the ratios within a turn, and ``best`` the ratio of the shortest times.
+    Other processes may run at any time; in turns they slow down both alike. ``in_turn`` is the median of the ratios
+    within a turn, and ``best`` the ratio of the shortest times.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     try:
@@ -445,12 +453,12 @@ def measure_in_turns(report: Report, row: Row, runs: dict[str, Run], turns: int)
             report.failed(row, name, r.TIME_LIMIT)
         return None
     for name, values in times.items():
-        way = row["ways"][name] = r.summarize(values)
-        way["tokens_s"] = row["tokens"] / way["ms"] * 1e3
+        result = row["implementations"][name] = r.summarize(values)
+        result["tokens_s"] = row["tokens"] / result["ms"] * 1e3
     ours, theirs = times.values()
     row["in_turn"] = statistics.median(y / x for x, y in zip(ours, theirs, strict=False))
     row["best"] = min(theirs) / min(ours)
-    text = ", ".join(f"{name} {r.number(row['ways'][name]['ms'])} ms" for name in runs)
+    text = ", ".join(f"{name} {r.number(row['implementations'][name]['ms'])} ms" for name in runs)
     report.log(f"inference  {row['case']}  {row['pass']}  {text}")
     return report.save()
 
@@ -458,9 +466,9 @@ def measure_in_turns(report: Report, row: Row, runs: dict[str, Run], turns: int)
 def inference_tables(rows: list[Row]) -> None:
     lines, notes = [], []
     for row in rows:
-        ways = row["ways"]
-        row["ratios"] = {"ours / transformers": ratio(r.get(ways, "ours"), r.get(ways, "transformers"))}
-        rates = [r.get(ways, name, "tokens_s") for name in ("ours", "transformers")]
+        results = row["implementations"]
+        row["ratios"] = {"ours / transformers": ratio(r.get(results, "ours"), r.get(results, "transformers"))}
+        rates = [r.get(results, name, "tokens_s") for name in ("ours", "transformers")]
         faster = [row.get("in_turn"), row.get("best")]
         differs = max(row["differs"].values(), key=r.nan_last) if "differs" in row else None
         share = f"{row['real']:.0%}"

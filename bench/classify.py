@@ -34,7 +34,7 @@ from padded_network import Block, PaddedNetwork
 from report import Report, Row, Run, Settings, ratio
 from reviews import Reviews, load_reviews
 from torch import Tensor, nn
-from training_runs import TrainingRun, Way, build_learner_round, measure_way, pin_batch
+from training_runs import Implementation, TrainingRun, build_learner_round, measure_implementation, pin_batch
 
 from jumok.data.batching.documents import DocumentBatcher
 from jumok.models.hierarchical import HierarchicalAttentionNetwork, HierarchicalConfig
@@ -134,8 +134,8 @@ def training(report: Report, settings: Settings) -> None:
     similar = [sorted_batches[n] for n in rng.permutation(len(sorted_batches))]
     packed_batches = [index.tolist() for index in by_steps[1].batches(0)]
 
-    def measure(way: Way, batches: Sequence[Indices], layout: str) -> None:
-        result, rounds = measure_way(report, row, way, "documents", "documents_s")
+    def measure(implementation: Implementation, batches: Sequence[Indices], layout: str) -> None:
+        result, rounds = measure_implementation(report, row, implementation, "documents", "documents_s")
         if "ms" in result:
             result |= {"layout": layout, **describe_batches(batches, texts, layout)}
             result["end"] = statistics.fmean(float(loss) for loss in rounds[0][-4:])
@@ -143,11 +143,13 @@ def training(report: Report, settings: Settings) -> None:
 
     def measure_ours(name: str, data: DocumentBatcher) -> None:
         batches = [index.tolist() for index in data.batches(0)]
-        measure(Way(name, lambda: build_our_round(settings, ours, data, batches)), batches, "packed")
+        measure(Implementation(name, lambda: build_our_round(settings, ours, data, batches)), batches, "packed")
 
     def measure_padded(name: str, batches: list[Indices], packed: bool) -> None:
         name = f"{name}, packed GRU" if packed else name
-        measure(Way(name, lambda: build_padded_round(settings, ours, texts, batches, packed)), batches, "padded")
+        measure(
+            Implementation(name, lambda: build_padded_round(settings, ours, texts, batches, packed)), batches, "padded"
+        )
 
     measure_ours("ours", by_steps[1])
     measure_padded("padded", random, False)
@@ -198,24 +200,24 @@ def build_padded_round(
     return TrainingRun(lambda: [step(block) for block in blocks])
 
 
-def choose_faster(ways: dict[str, Any], name: str) -> str | None:
-    """Return the faster one of a padded way with and without packed GRUs."""
-    return r.fastest(ways, [name, f"{name}, packed GRU"])[0]
+def choose_faster(results: dict[str, Any], name: str) -> str | None:
+    """Return the faster one of a padded implementation with and without packed GRUs."""
+    return r.fastest(results, [name, f"{name}, packed GRU"])[0]
 
 
 def training_tables(rows: list[Row]) -> None:
     for row in rows:
-        ways = row["ways"]
-        bases = {name: choose_faster(ways, name) for name in ("padded", "padded, like lengths")}
-        row["ratios"] = r.ratios_to_peers(ways, [base for base in bases.values() if base])
+        results = row["implementations"]
+        bases = {name: choose_faster(results, name) for name in ("padded", "padded, like lengths")}
+        row["ratios"] = r.ratios_to_peers(results, [base for base in bases.values() if base])
         lines = []
-        for name, way in ways.items():
-            speed = [way.get(key) for key in ("documents_s", "ms")]
-            counts = [f"{way[key]:,}" if key in way else "–" for key in ("batches", "steps")]
-            share = f"{way['real']:.1%}" if "real" in way else "all"
-            faster = [ratio(r.get(ways, base), way.get("ms")) for base in bases.values()]
-            lines.append([name, *speed, *counts, share, way.get("mib"), way.get("end"), *faster])
-        head = ["way", "documents/s", "ms", "batches", "steps", "real", "MiB", "loss", "× a", "× b"]
+        for name, result in results.items():
+            speed = [result.get(key) for key in ("documents_s", "ms")]
+            counts = [f"{result[key]:,}" if key in result else "–" for key in ("batches", "steps")]
+            share = f"{result['real']:.1%}" if "real" in result else "all"
+            faster = [ratio(r.get(results, base), result.get("ms")) for base in bases.values()]
+            lines.append([name, *speed, *counts, share, result.get("mib"), result.get("end"), *faster])
+        head = ["implementation", "documents/s", "ms", "batches", "steps", "real", "MiB", "loss", "× a", "× b"]
         r.table(f"Training, {row['case']}, one round", head, lines)
         r.print_peers([base or f"{name} (not measured)" for name, base in bases.items()])
         print_differences(row)
@@ -276,17 +278,17 @@ def compare(
                 report.failed(row, name, r.TIME_LIMIT)
                 continue
             record(report, row, name, [sum(r.time_call(call) for call in batch_calls) * 1e3])
-        best, _ = r.fastest(row["ways"], list(calls))
+        best, _ = r.fastest(row["implementations"], list(calls))
         if best is not None:
             both = {"ours": [functools.partial(ours.logits, batch) for batch in batches], best: calls[best]}
             measure_in_turns(report, row, both, 3 if settings.quick else NUM_TURNS)
 
 
 def measure_in_turns(report: Report, row: Row, calls: dict[str, list[Run]], turns: int) -> None:
-    """Measure ours and another way. In each turn, both process one batch after the other.
+    """Measure ours and another implementation. In each turn, both process one batch after the other.
 
-    Other processes may run at any time; in turns they slow down both ways alike. ``in_turn`` is the median of
-    the ratios within a turn, ``spread`` the least and the largest of them, ``best`` the ratio of the shortest times.
+    Other processes may run at any time; in turns they slow down both alike. ``in_turn`` is the median of the ratios
+    within a turn, ``spread`` the least and the largest of them, ``best`` the ratio of the shortest times.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(turns + 1):
@@ -308,9 +310,9 @@ def measure_in_turns(report: Report, row: Row, calls: dict[str, list[Run]], turn
 
 
 def record(report: Report, row: Row, name: str, times: list[float]) -> None:
-    way = row["ways"][name] = r.summarize(times)
-    way["documents_s"] = row["documents"] / way["ms"] * 1e3
-    report.log(f"inference  {row['case']}  {name}: {r.number(way['ms'])} ms")
+    result = row["implementations"][name] = r.summarize(times)
+    result["documents_s"] = row["documents"] / result["ms"] * 1e3
+    report.log(f"inference  {row['case']}  {name}: {r.number(result['ms'])} ms")
     report.save()
 
 
@@ -318,9 +320,9 @@ def inference_tables(rows: list[Row]) -> None:
     lines = []
     names = ("ours", "padded, packed GRU", "padded")
     for row in rows:
-        ways = row["ways"]
-        row["ratios"] = {f"ours / {name}": ratio(r.get(ways, "ours"), r.get(ways, name)) for name in names[1:]}
-        rates = [r.get(ways, name, "documents_s") for name in names]
+        results = row["implementations"]
+        row["ratios"] = {f"ours / {name}": ratio(r.get(results, "ours"), r.get(results, name)) for name in names[1:]}
+        rates = [r.get(results, name, "documents_s") for name in names]
         spread = "–".join(r.number(x) for x in row.get("spread", [])) or "–"
         lines.append([row["case"], f"{row['real']:.1%}", *rates, row.get("in_turn"), spread, row.get("best")])
     if not rows:
@@ -331,8 +333,8 @@ def inference_tables(rows: list[Row]) -> None:
     r.table(f"{title}: documents per second", head, lines)
     print(f"  times as fast, in turns with the faster padded network: {first.get('against', 'none')}")
     # A padded network needs sorted documents to be fast; ours does not.
-    rates = [r.get(rows[-1]["ways"], choose_faster(rows[-1]["ways"], "padded"), "documents_s"),
-             r.get(first["ways"], "ours", "documents_s")]  # fmt: skip
+    rates = [r.get(rows[-1]["implementations"], choose_faster(rows[-1]["implementations"], "padded"), "documents_s"),
+             r.get(first["implementations"], "ours", "documents_s")]  # fmt: skip
     speedup = ratio(rates[1], rates[0])
     if len(rows) == 2 and speedup:
         first["ratios"]["ours, unsorted / padded, sorted"] = 1 / speedup
@@ -362,7 +364,7 @@ def baselines(
         except Exception as error:
             report.failed(row, "TF-IDF", r.short(error))
         else:
-            row["ways"]["TF-IDF"] = result
+            row["implementations"]["TF-IDF"] = result
             report.log(f"baselines  {name}  accuracy {result['accuracy']:.4f}")
             report.save()
     others = [scores for scores in run_scores if scores["task"] not in names]
@@ -379,7 +381,7 @@ def baseline_tables(rows: list[Row]) -> None:
         lines.append([task, name, *cells, "–" if gain is None else f"{gain:+.4f}"])
 
     for row in rows:
-        base = row["ways"].get("TF-IDF", {})
+        base = row["implementations"].get("TF-IDF", {})
         if "accuracy" in base:
             add_line(row["case"], f"TF-IDF {base['grams']}, C = {base['C']:g}", base, None)
         for run in row["runs"]:

@@ -50,7 +50,7 @@ Decode = Callable[[Tokens, int, int], Translations]  # source, beam size, maximu
 SEARCHES = {"greedy": 1, "beam 5": 5}
 NUM_BATCHES = 4  # of each size that are measured, from the shortest sentences to the longest
 PEER = "transformers"
-WAYS = ("ours", "graphed", PEER, "ctranslate2")
+IMPLEMENTATIONS = ("ours", "graphed", PEER, "ctranslate2")
 HOST_VOCABULARY, HOST_BATCH_SIZES = 499, (1, 8, 32)
 
 
@@ -219,7 +219,7 @@ def build_decoders(
         "ctranslate2": build_ctranslate2,
     }
     decoders: dict[str, Decode] = {}
-    row = report.row("ways", get_dtype_name(dtype), "loading")
+    row = report.row("implementations", get_dtype_name(dtype), "loading")
     for name, build in builders.items():
         try:
             decoders[name] = build()
@@ -254,18 +254,20 @@ def same(report: Report, settings: Settings, workload: Workload, decoders: dict[
         for name, decode in decoders.items():
             try:
                 translations[name] = translate_batches(settings.device, workload, decode, batches, beam_size)
-                way: r.Measurement = {"tokens": sum(len(ids) + 1 for ids in translations[name])}
-                row["ways"][name] = way
+                result: r.Measurement = {"tokens": sum(len(ids) + 1 for ids in translations[name])}
+                row["implementations"][name] = result
             except Exception as error:
                 report.failed(row, name, r.short(error))
                 continue
             try:
-                way |= {} if workload.bleu is None else {"bleu": workload.bleu(translations[name])}
+                result |= {} if workload.bleu is None else {"bleu": workload.bleu(translations[name])}
             except JumokError as error:
                 report.log(f"no BLEU: {r.short(error)}")
         for name in translations.keys() - {PEER} if PEER in translations else ():
-            row["ways"][name] |= compare_translations(translations[name], translations[PEER])
-        shares = (f"{name} {way['equal']:.1%}" for name, way in row["ways"].items() if "equal" in way)
+            row["implementations"][name] |= compare_translations(translations[name], translations[PEER])
+        shares = (
+            f"{name} {result['equal']:.1%}" for name, result in row["implementations"].items() if "equal" in result
+        )
         report.log(f"same  {search}  {dtype}  equal to {PEER}: {', '.join(shares)}")
         report.save()
 
@@ -286,17 +288,17 @@ def compare_translations(ours: Translations, theirs: Translations) -> dict[str, 
 def same_tables(rows: list[Row]) -> None:
     lines, notes = [], []
     for row in rows:
-        for name, way in row["ways"].items():
-            equal = f"{way['equal']:.2%}" if "equal" in way else "–"
-            bleu = f"{way['bleu']:.2f}" if "bleu" in way else "–"
-            tokens = f"{way['tokens']:,}" if "tokens" in way else "–"
+        for name, result in row["implementations"].items():
+            equal = f"{result['equal']:.2%}" if "equal" in result else "–"
+            bleu = f"{result['bleu']:.2f}" if "bleu" in result else "–"
+            tokens = f"{result['tokens']:,}" if "tokens" in result else "–"
             lines.append([row["case"], row["pass"], name, tokens, bleu, equal])
-            if "first" in way:
-                first = way["first"]
+            if "first" in result:
+                first = result["first"]
                 ours, theirs = (" ".join(map(str, first[key][:4])) for key in ("ours", PEER))
                 where = f"sentence {first['sentence']}, word {first['word']}"
                 notes.append(f"  {row['case']}, {row['pass']}, {name}, {where}: {ours} … {PEER}: {theirs} …")
-    head = ["search", "dtype", "way", "tokens", "BLEU", f"equal to {PEER}"]
+    head = ["search", "dtype", "implementation", "tokens", "BLEU", f"equal to {PEER}"]
     r.table("Sentences whose tokens are all equal, and BLEU", head, lines)
     print(*notes, sep="\n", end="\n" if notes else "")
 
@@ -318,23 +320,23 @@ def measure(report: Report, row: Row, name: str, translate: Callable[[], Transla
     def run() -> None:
         last[:] = [translate()]
 
-    way = report.measure(row, name, run, hide_launches=False)
-    if "ms" in way:
-        way["sentences_s"] = row["sentences"] / way["ms"] * 1e3
-        way["tokens_s"] = sum(len(ids) + 1 for ids in last[0]) / way["ms"] * 1e3
+    result = report.measure(row, name, run, hide_launches=False)
+    if "ms" in result:
+        result["sentences_s"] = row["sentences"] / result["ms"] * 1e3
+        result["tokens_s"] = sum(len(ids) + 1 for ids in last[0]) / result["ms"] * 1e3
     report.save()
 
 
 def speed_tables(rows: list[Row]) -> None:
-    names = [name for name in WAYS if any("ms" in row["ways"].get(name, {}) for row in rows)]
+    names = [name for name in IMPLEMENTATIONS if any("ms" in row["implementations"].get(name, {}) for row in rows)]
     lines = []
     for row in rows:
-        ways = row["ways"]
-        times = {name: ratio(r.get(ways, name), r.get(ways, PEER)) for name in names if name != PEER}
+        results = row["implementations"]
+        times = {name: ratio(r.get(results, name), r.get(results, PEER)) for name in names if name != PEER}
         row["ratios"] = times
-        rates = [r.get(ways, name, "sentences_s") for name in names]
+        rates = [r.get(results, name, "sentences_s") for name in names]
         faster = [None if not x else 1 / x for x in times.values()]
-        lines.append([row["case"], row["pass"], *rates, r.get(ways, "ours", "tokens_s"), *faster])
+        lines.append([row["case"], row["pass"], *rates, r.get(results, "ours", "tokens_s"), *faster])
     head = ["case", "dtype", *names, "tokens/s", *(f"× {name}" for name in names if name != PEER)]
     r.table(f"Speed: sentences a second, tokens/s of ours, times as fast as {PEER}", head, lines)
 
@@ -359,14 +361,18 @@ def host(report: Report, settings: Settings) -> None:
         }
         equal = [ours == theirs for ours, theirs in zip(runs["ours"](), runs[PEER](), strict=True)]
         least = r.least_in_turns(runs, repeats=1 if settings.quick else 10, calls=1)
-        row["ways"] = {name: {"ms": ms, "step_ms": ms / steps} for name, ms in least.items()}
+        row["implementations"] = {name: {"ms": ms, "step_ms": ms / steps} for name, ms in least.items()}
         report.note(row, ratios={"ours": ratio(least["ours"], least[PEER])}, equal=sum(equal) / len(equal))
     torch.set_num_threads(threads)
 
 
 def host_tables(rows: list[Row]) -> None:
     lines = [
-        [row["case"], *(r.get(row["ways"], name, "step_ms") for name in ("ours", PEER)), 1 / row["ratios"]["ours"]]
+        [
+            row["case"],
+            *(r.get(row["implementations"], name, "step_ms") for name in ("ours", PEER)),
+            1 / row["ratios"]["ours"],
+        ]
         for row in rows
     ]
     title = f"Host time: ms per step on one CPU thread with tiny widths, and times as fast as {PEER}"
@@ -403,7 +409,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         measure_models(report, settings, options.run, [name for name in names if name != "host"])
     if "host" in names:
         report.run(SECTIONS, "host", settings)
-    r.print_failures([row for row in report.rows if row["section"] == "ways"])
+    r.print_failures([row for row in report.rows if row["section"] == "implementations"])
     for name in names:
         report.show(SECTIONS, name)
     report.end()

@@ -1,7 +1,7 @@
 """Host time: what Python, dispatch and autograd take, measured on a CPU.
 
 A GPU that gets its kernels slower than it runs them waits for the host. On a CPU, with one thread and widths
-so small that arithmetic hardly counts, the same code takes about this host time. So the ratio of two ways is
+so small that arithmetic hardly counts, the same code takes about this host time. So the ratio of two is
 about the ratio that a GPU would show that waits for both of them.
 """
 
@@ -21,33 +21,37 @@ from report import Report, Row, Run
 from torch.profiler import ProfilerActivity, profile
 
 
-def measure_host_time(report: Report, row: Row, ways: Mapping[str, Run], *, repeats: int) -> None:
-    """Measure ways in turns, with one thread, and count what the host does in a call.
+def measure_host_time(report: Report, row: Row, runs: Mapping[str, Run], *, repeats: int) -> None:
+    """Measure implementations in turns, with one thread, and count what the host does in a call.
 
     ``ms`` is the median, and ``low`` the least, which other programs on the machine affect least.
     """
     report.note(row, load=os.getloadavg()[0])
     with _use_one_thread():
-        times: dict[str, list[float]] = {way: [] for way in ways}
+        times: dict[str, list[float]] = {name: [] for name in runs}
         for repeat in range(repeats + 2):
-            for way, run in ways.items():
+            for name, run in runs.items():
                 start = time.perf_counter()
                 run()
                 if repeat > 1:  # the first calls warm up
-                    times[way].append(1e3 * (time.perf_counter() - start))
-        for way, run in ways.items():
-            row["ways"][way] = {"ms": statistics.median(times[way]), "low": min(times[way]), **count_host_work(run)}
-            report.log_way(row, way, f"{r.number(row['ways'][way]['ms'])} ms")
+                    times[name].append(1e3 * (time.perf_counter() - start))
+        for name, run in runs.items():
+            row["implementations"][name] = {
+                "ms": statistics.median(times[name]),
+                "low": min(times[name]),
+                **count_host_work(run),
+            }
+            report.log_measurement(row, name, f"{r.number(row['implementations'][name]['ms'])} ms")
     report.save()
 
 
 def show_host_time(row: Row, title: str, peer: str) -> None:
     """Print a row, and how many times as fast as the peer ours is."""
-    ways = row["ways"]
-    row["ratios"] = {name: r.ratio(r.get(ways, peer, name), r.get(ways, "ours", name)) for name in ("ms", "low")}
-    head = ["way", "ms", "least ms", "ATen calls", "nodes", "functions", "Python calls"]
+    results = row["implementations"]
+    row["ratios"] = {name: r.ratio(r.get(results, peer, name), r.get(results, "ours", name)) for name in ("ms", "low")}
+    head = ["implementation", "ms", "least ms", "ATen calls", "nodes", "functions", "Python calls"]
     counts = ("ms", "low", "aten", "nodes", "functions", "python")
-    r.table(f"Host time, {title}", head, [[way, *map(figures.get, counts)] for way, figures in ways.items()])
+    r.table(f"Host time, {title}", head, [[name, *map(figures.get, counts)] for name, figures in results.items()])
     print(f"  ours is {r.number(row['ratios']['ms'])} times as fast (least: {r.number(row['ratios']['low'])})")
     print("  host time: tiny widths on a CPU, so that Python and dispatch are all that is measured")
 

@@ -154,16 +154,20 @@ def measure_tile(report: Report, row: Row, layer: Layer, rows: tuple[int, int], 
 
 def print_tables(rows: Sequence[Row]) -> None:
     lines = []
-    plain = {row["case"]: r.fastest(row["ways"], ["chosen", "cudnn"])[1] for row in rows if row["section"] == "forward"}
+    plain = {
+        row["case"]: r.fastest(row["implementations"], ["chosen", "cudnn"])[1]
+        for row in rows
+        if row["section"] == "forward"
+    }
     for row in rows:
-        ways = row["ways"]
-        best = r.get(ways, "forward") if row["section"] == "maps" else plain.get(row["case"])
-        row["ratios"] = {way: ratio(r.get(ways, way), best) for way in ways}
-        for way in ways:
-            name = row["section"] if way == row["section"] else f"{row['section']}: {way}"
-            values = [r.get(ways, way), row["ratios"][way], r.get(ways, way, "mib"), row.get("worst_cell")]
-            lines.append([row["case"], name, row["pass"], *values])
-    head = ["case", "way", "size", "ms", "/forward", "MiB", "error"]
+        results = row["implementations"]
+        best = r.get(results, "forward") if row["section"] == "maps" else plain.get(row["case"])
+        row["ratios"] = {name: ratio(r.get(results, name), best) for name in results}
+        for name in results:
+            label = row["section"] if name == row["section"] else f"{row['section']}: {name}"
+            values = [r.get(results, name), row["ratios"][name], r.get(results, name, "mib"), row.get("worst_cell")]
+            lines.append([row["case"], label, row["pass"], *values])
+    head = ["case", "implementation", "size", "ms", "/forward", "MiB", "error"]
     r.table("Attention maps: ms, ratio to the plain forward pass, extra MiB, largest error of a cell", head, lines)
 
 
@@ -205,13 +209,15 @@ def tune(report: Report, options: argparse.Namespace) -> None:
         run: Run = functools.partial(
             compute_pooled_maps, query, key, sums, output_size=output_size, blocks=blocks, **mask
         )
-        way = report.measure(row, name, run)
-        if "error" not in way:
+        measurement = report.measure(row, name, run)
+        if "error" not in measurement:
             result = run()
             expected = result if expected is None else expected
-            way["differs"] = ((result - expected).abs() / expected.clamp(min=1e-12)).max().item()
-    ways = row["ways"]
-    lines = [[name, r.get(ways, name), r.get(ways, name, "differs"), r.get(ways, name, "mib")] for name in ways]
+            measurement["differs"] = ((result - expected).abs() / expected.clamp(min=1e-12)).max().item()
+    results = row["implementations"]
+    lines = [
+        [name, r.get(results, name), r.get(results, name, "differs"), r.get(results, name, "mib")] for name in results
+    ]
     lines.sort(key=lambda line: (line[1] is None, line[1]))
     r.table(
         "The pooling kernel, fastest first: ms, largest difference, MiB",
@@ -242,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:  # keep what was measured
         report.failed(report.row("look", "remaining cases"), "all", r.short(error))
     if not options.tune:
-        print_tables([row for row in report.rows if "all" not in row["ways"]])
+        print_tables([row for row in report.rows if "all" not in row["implementations"]])
     r.print_failures(report.rows)
     report.end()
 

@@ -1,8 +1,8 @@
 """Shared by the benchmarks: settings, timing, memory, errors, the machine and commit, tables, JSON.
 
-A benchmark creates one :class:`Report` and adds a row for each thing it measures. A row compares several *ways*
-of doing the same thing in one process. The JSON file is written again after every measurement, so an interrupted
-run keeps its results. A way that fails (out of memory, missing kernel) has an error message instead of times.
+A benchmark creates one :class:`Report` and adds a row for each thing it measures. A row compares several
+*implementations* of one thing in one process. The JSON file is written again after every measurement, so an interrupted
+run keeps its results. An implementation that fails (out of memory, missing kernel) has an error instead of times.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MIB = 2**20
 RESULTS = Path("runs/bench")  # results worth keeping are copied to bench/results
 TIME_LIMIT = "skipped, the time limit was reached"
 Run = Callable[[], Any]
-Row = dict[str, Any]  # section, case, pass, ways, and further keys of the section
-Measurement = dict[str, Any]  # of one way: ms, low, high, host_ms, mib, first_s; or error
+Row = dict[str, Any]  # section, case, pass, implementations, and further keys of the section
+Measurement = dict[str, Any]  # of one implementation: ms, low, high, host_ms, mib, first_s; or error
 Sections = Mapping[str, tuple[Callable[..., None], Callable[[list[Row]], None]]]  # measure, print tables
 
 
@@ -141,8 +141,8 @@ class Report:
     def log(self, text: str) -> None:
         print(f"[{self.elapsed:6.1f} s] {text}", flush=True)
 
-    def log_way(self, row: Row, way: str, text: str) -> None:
-        self.log(f"{row['section']}  {row['case']}  {row['pass']}  {way}: {text}")
+    def log_measurement(self, row: Row, name: str, text: str) -> None:
+        self.log(f"{row['section']}  {row['case']}  {row['pass']}  {name}: {text}")
 
     def begin(self, out: Path | None, *, quick: bool, section: str = "all") -> None:
         """Log the machine, and choose the output file; a quick run has none by default."""
@@ -161,7 +161,7 @@ class Report:
     def show(self, sections: Sections, name: str) -> None:
         """Print the tables of a section, and what could not be measured."""
         rows = [row for row in self.rows if row["section"] == name]
-        if measured := [row for row in rows if "all" not in row["ways"]]:
+        if measured := [row for row in rows if "all" not in row["implementations"]]:
             sections[name][1](measured)
         print_failures(rows)
 
@@ -170,8 +170,8 @@ class Report:
         self.log(f"done, written to {os.path.relpath(self.out)}" if self.out else "done")
 
     def row(self, section: str, case: str, which: str = "", **values: Any) -> Row:
-        """Add a row; ``which`` is the pass. :meth:`measure` fills its ``ways``."""
-        row = {"section": section, "case": case, "pass": which, **values, "ways": {}}
+        """Add a row; ``which`` is the pass. :meth:`measure` fills its ``implementations``."""
+        row = {"section": section, "case": case, "pass": which, **values, "implementations": {}}
         self.rows.append(row)
         return row
 
@@ -180,49 +180,49 @@ class Report:
         row.update(values)
         self.save()
 
-    def measure(self, row: Row, way: str, run: Run, *, hide_launches: bool = True) -> Measurement:
-        """Measure one way of a row (see :func:`measure`), unless the time limit was reached."""
+    def measure(self, row: Row, name: str, run: Run, *, hide_launches: bool = True) -> Measurement:
+        """Measure one implementation of a row (see :func:`measure`), unless the time limit was reached."""
         result: Measurement = {"error": TIME_LIMIT}
         if self.seconds_left > 0:
             result = measure(run, self.device, repeats=self.repeats, hide_launches=hide_launches)
-        row["ways"][way] = result
+        row["implementations"][name] = result
         text = result.get("error") or f"{number(result['ms'])} ms"
         if result.get("first_s", 0) > 1:
             text += f"   (first call {result['first_s']:.1f} s)"
-        self.log_way(row, way, text)
+        self.log_measurement(row, name, text)
         self.save()
         return result
 
-    def measure_in_turns(self, row: Row, ways: dict[str, Run]) -> None:
-        """Measure ways that are compared to a few percent, in turns.
+    def measure_in_turns(self, row: Row, runs: dict[str, Run]) -> None:
+        """Measure implementations that are compared to a few percent, in turns.
 
-        A busy GPU heats up and slows down. In turns, all ways are measured at the same temperature.
+        A busy GPU heats up and slows down. In turns, all implementations are measured at the same temperature.
         """
-        results = {way: self.measure(row, way, run) for way, run in ways.items()}
+        results = {name: self.measure(row, name, run) for name, run in runs.items()}
         if self.device.type != "cuda" or any("error" in result for result in results.values()):
             return
-        times: dict[str, list[float]] = {way: [] for way in ways}
+        times: dict[str, list[float]] = {name: [] for name in runs}
         for _ in range(self.repeats):
-            for way, run in ways.items():
-                times[way].append(_time_on_gpu(run, results[way]["ms"] / 1e3, hide_launches=True)[0])
-        for way, ms in times.items():
-            results[way].update(summarize(ms))
-            self.log_way(row, way, f"{number(results[way]['ms'])} ms, in turns")
+            for name, run in runs.items():
+                times[name].append(_time_on_gpu(run, results[name]["ms"] / 1e3, hide_launches=True)[0])
+        for name, ms in times.items():
+            results[name].update(summarize(ms))
+            self.log_measurement(row, name, f"{number(results[name]['ms'])} ms, in turns")
         self.save()
 
-    def failed(self, row: Row, way: str, reason: str) -> None:
-        """Record why a way of a row could not be measured."""
-        row["ways"][way] = {"error": reason}
-        self.log_way(row, way, reason)
+    def failed(self, row: Row, name: str, reason: str) -> None:
+        """Record why an implementation of a row could not be measured."""
+        row["implementations"][name] = {"error": reason}
+        self.log_measurement(row, name, reason)
         self.save()
 
-    def check(self, row: Row, names: Sequence[str], ways: dict[str, Run], reference: Run) -> None:
-        """Note the relative errors of the ways "ours" and "eager" against ``reference()``, which is in float64."""
+    def check(self, row: Row, names: Sequence[str], runs: dict[str, Run], reference: Run) -> None:
+        """Note the relative errors of "ours" and "eager" against ``reference()``, which is in float64."""
         errors: dict[str, Any] = {}
         try:
             expected = reference()
-            for way in ("ours", "eager"):
-                errors[way] = dict(zip(names, relative_errors(ways[way](), expected), strict=True))
+            for name in ("ours", "eager"):
+                errors[name] = dict(zip(names, relative_errors(runs[name](), expected), strict=True))
         except Exception as error:
             errors["error"] = short(error)
         self.note(row, errors=errors)
@@ -305,14 +305,14 @@ def time_call(run: Run) -> float:
     return seconds
 
 
-def least_in_turns(ways: Mapping[str, Run], *, repeats: int, calls: int = 200) -> dict[str, float]:
-    """Return the least milliseconds that the host needs for one call of each way.
+def least_in_turns(runs: Mapping[str, Run], *, repeats: int, calls: int = 200) -> dict[str, float]:
+    """Return the least milliseconds that the host needs for one call of each implementation.
 
-    The ways take turns, and a repeat has many calls, so that other load on the machine affects all ways alike.
+    They take turns, and a repeat has many calls, so that other load on the machine affects all alike.
     """
-    least = dict.fromkeys(ways, math.inf)
+    least = dict.fromkeys(runs, math.inf)
     for repeat in range(repeats + 1):
-        for way, run in ways.items():
+        for name, run in runs.items():
             start = time.perf_counter()
             for _ in range(calls):
                 run()
@@ -320,7 +320,7 @@ def least_in_turns(ways: Mapping[str, Run], *, repeats: int, calls: int = 200) -
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             if repeat:  # the first one warms up
-                least[way] = min(least[way], 1e3 * seconds / calls)
+                least[name] = min(least[name], 1e3 * seconds / calls)
     return least
 
 
@@ -521,10 +521,10 @@ def format_values(values: Mapping[str, Any], spec: str) -> str:
     return ", ".join(f"{name} {value:{spec}}" for name, value in values.items())
 
 
-def ratios_to_peers(ways: dict[str, Measurement], peers: Sequence[str]) -> dict[str, float | None]:
-    """Time of each way of ours to that of each peer, named "ours / peer"."""
-    own = [name for name in ways if name.startswith("ours")]
-    return {f"{name} / {peer}": ratio(get(ways, name), get(ways, peer)) for name in own for peer in peers}
+def ratios_to_peers(results: dict[str, Measurement], peers: Sequence[str]) -> dict[str, float | None]:
+    """Time of each implementation of ours to that of each peer, named "ours / peer"."""
+    own = [name for name in results if name.startswith("ours")]
+    return {f"{name} / {peer}": ratio(get(results, name), get(results, peer)) for name in own for peer in peers}
 
 
 def print_peers(peers: Sequence[str]) -> None:
@@ -532,13 +532,13 @@ def print_peers(peers: Sequence[str]) -> None:
     print("  times as fast as " + ", ".join(f"{mark}: {peer}" for mark, peer in zip("abcd", peers, strict=False)))
 
 
-def speedups(ways: dict[str, Measurement], name: str, peers: Sequence[str]) -> list[float | None]:
-    return [ratio(get(ways, peer), get(ways, name)) for peer in peers]
+def speedups(results: dict[str, Measurement], name: str, peers: Sequence[str]) -> list[float | None]:
+    return [ratio(get(results, peer), get(results, name)) for peer in peers]
 
 
-def print_start_differences(ways: dict[str, Measurement], label: str) -> None:
-    """Print a warning if the ways do not start with the same number, to about a percent."""
-    starts = [way["start"] for way in ways.values() if "start" in way]
+def print_start_differences(results: dict[str, Measurement], label: str) -> None:
+    """Print a warning if the implementations do not start with the same number, to about a percent."""
+    starts = [result["start"] for result in results.values() if "start" in result]
     if starts and not max(starts) - min(starts) <= 0.01 * abs(max(starts)):
         print(f"  DIFFERENT: {label} at the start is {', '.join(f'{x:.4g}' for x in starts)}")
 
@@ -548,14 +548,14 @@ def print_loads(rows: Sequence[Row]) -> None:
     print(f"  load average before each case, this process included: {min(loads):.1f} to {max(loads):.1f}")
 
 
-def get(ways: dict[str, Measurement], way: str | None, key: str = "ms") -> float | None:
-    """A number of a way, or None if it was not measured."""
-    return ways.get(way or "", {}).get(key)
+def get(results: dict[str, Measurement], name: str | None, key: str = "ms") -> float | None:
+    """A number of an implementation, or None if it was not measured."""
+    return results.get(name or "", {}).get(key)
 
 
-def fastest(ways: dict[str, Measurement], names: Sequence[str]) -> tuple[str | None, float | None]:
-    """The fastest of the named ways that were measured, and its ms."""
-    times = {name: ways[name]["ms"] for name in names if "ms" in ways.get(name, {})}
+def fastest(results: dict[str, Measurement], names: Sequence[str]) -> tuple[str | None, float | None]:
+    """The fastest of the named implementations that were measured, and its ms."""
+    times = {name: results[name]["ms"] for name in names if "ms" in results.get(name, {})}
     best = min(times, key=lambda name: times[name], default=None)
     return best, None if best is None else times[best]
 
@@ -564,7 +564,7 @@ def error_table(title: str, rows: Sequence[Row], names: Sequence[str]) -> None:
     """Print our relative error against float64, and its ratio to that of eager PyTorch in the same dtype."""
     lines = []
     for row in rows:
-        ours, eager = (row.get("errors", {}).get(way) for way in ("ours", "eager"))
+        ours, eager = (row.get("errors", {}).get(result) for result in ("ours", "eager"))
         if ours and eager:
             worst = max(ours.values(), key=nan_last)
             lines.append([row["case"], ours["out"], worst, *(ratio(ours[name], eager[name]) for name in names)])
@@ -585,9 +585,9 @@ def print_paths(rows: Sequence[Row]) -> None:
 def print_failures(rows: Sequence[Row]) -> None:
     """Print what could not be measured or checked, and the reasons."""
     for row in rows:
-        for name, way in row["ways"].items():
-            if "error" in way:
-                print(f"  not measured: {row['case']}, {row['pass']}, {name}: {way['error']}")
+        for name, result in row["implementations"].items():
+            if "error" in result:
+                print(f"  not measured: {row['case']}, {row['pass']}, {name}: {result['error']}")
         if "error" in row.get("errors", {}):
             print(f"  not checked: {row['case']}: {row['errors']['error']}")
 

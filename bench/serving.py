@@ -4,7 +4,7 @@
 
 RUN is a run of a Transformer. The default is a Transformer of base size (Vaswani 2017: width 512, 6 + 6 layers,
 8 heads, feed-forward width 2048) whose weights are set so that it repeats its source (echo_model.py): its outputs
-are as long as translations, without training. All ways translate the same sentences with beam size 4 on the same
+are as long as translations, without training. All translate the same sentences with beam size 4 on the same
 cores, which the load generator uses too.
 
 speed     sentences per second: PyTorch, one text at a time; the server with 32 concurrent clients, with the
@@ -93,12 +93,12 @@ def measure_speed(report: Report, workload: Workload) -> None:
     _describe(report, row, predictor, workload)
     texts = workload.texts[: max(8, len(workload.texts) // 8)]
     _measure(report, row, ALONE, len(texts), lambda: [list(predictor.predict([text], options)) for text in texts])
-    for way, name in ((TORCH, "torch"), (CT2, "ctranslate2")):
+    for name, engine in ((TORCH, "torch"), (CT2, "ctranslate2")):
         try:
-            with load_generator.run_server(workload.run.folder, name) as server:
-                _record(report, row, way, **asyncio.run(_measure_server(server, workload)))
+            with load_generator.run_server(workload.run.folder, engine) as server:
+                _record(report, row, name, **asyncio.run(_measure_server(server, workload)))
         except Exception as error:
-            report.failed(row, way, r.short(error))
+            report.failed(row, name, r.short(error))
     try:
         engine = engines.load_predictor(workload.run, "ctranslate2", "cpu")
     except Exception as error:
@@ -109,7 +109,7 @@ def measure_speed(report: Report, workload: Workload) -> None:
     _measure(report, row, ENGINE, count, lambda: [list(engine.predict(batch, options)) for batch in batches])
     tokenized = [_tokenize(engine, batch) for batch in batches]
     _measure(report, row, DIRECT, count, lambda: [_translate_directly(engine.engine, batch) for batch in tokenized])
-    speeds = {way: r.get(row["ways"], way, "sentences_s") for way in row["ways"]}
+    speeds = {name: r.get(row["implementations"], name, "sentences_s") for name in row["implementations"]}
     pairs = ((TORCH, ALONE), (CT2, ALONE), (CT2, DIRECT), (CT2, ENGINE), (ENGINE, DIRECT))
     report.note(row, ratios={f"{x} / {y}": ratio(speeds[x], speeds[y]) for x, y in pairs})
 
@@ -142,11 +142,11 @@ def _translate_directly(engine: Any, tokens: list[list[str]]) -> Any:
     return engine.translate_batch(tokens, beam_size=BEAM_SIZE, max_decoding_length=limit + 1)
 
 
-def _measure(report: Report, row: Row, way: str, count: int, translate: Callable[[], Any]) -> None:
+def _measure(report: Report, row: Row, name: str, count: int, translate: Callable[[], Any]) -> None:
     start = time.perf_counter()
     translate()
     seconds = time.perf_counter() - start
-    _record(report, row, way, sentences_s=count / seconds, seconds=seconds)
+    _record(report, row, name, sentences_s=count / seconds, seconds=seconds)
 
 
 async def _measure_server(server: load_generator.Server, workload: Workload) -> dict[str, float]:
@@ -177,9 +177,9 @@ def _increase(before: dict[str, float], after: dict[str, float], name: str) -> f
     return sum(value - before.get(key, 0.0) for key, value in after.items() if key.startswith(name))
 
 
-def _record(report: Report, row: Row, way: str, **values: Any) -> None:
-    row["ways"][way] = values
-    report.log(f"{row['section']}  {row['case']}  {way}: {r.number(values['sentences_s'])} sentences per second")
+def _record(report: Report, row: Row, name: str, **values: Any) -> None:
+    row["implementations"][name] = values
+    report.log(f"{row['section']}  {row['case']}  {name}: {r.number(values['sentences_s'])} sentences per second")
     report.save()
 
 
@@ -189,8 +189,8 @@ def _record(report: Report, row: Row, way: str, **values: Any) -> None:
 def measure_overload(report: Report, workload: Workload) -> None:
     row = report.row("overload", f"{OVERLOAD_FACTOR} times the possible load, for {workload.seconds:g} s")
     has_ctranslate2 = importlib.util.find_spec("ctranslate2") is not None
-    way, engine = (CT2, "ctranslate2") if has_ctranslate2 else (TORCH, "torch")
-    speed = next((row["ways"].get(way, {}) for row in report.rows if row["section"] == "speed"), {})
+    name, engine = (CT2, "ctranslate2") if has_ctranslate2 else (TORCH, "torch")
+    speed = next((row["implementations"].get(name, {}) for row in report.rows if row["section"] == "speed"), {})
     if "tokens_s" not in speed:
         with load_generator.run_server(workload.run.folder, engine) as server:
             speed = asyncio.run(_measure_server(server, workload))
@@ -201,8 +201,8 @@ def measure_overload(report: Report, workload: Workload) -> None:
         result = asyncio.run(_overload(server, workload, speed["sentences_s"] * OVERLOAD_FACTOR))
     # A request waits for at most a full queue, and for a batch that has just started.
     expected = (queue + batch) / result["tokens_s"]
-    row["ways"][way] = result | {"queue_tokens": queue, "expected_max_s": expected}
-    report.log(f"overload  {way}: {result['statuses']}, p99 {result['p99_s']:.3g} s of at most {expected:.3g} s")
+    row["implementations"][name] = result | {"queue_tokens": queue, "expected_max_s": expected}
+    report.log(f"overload  {name}: {result['statuses']}, p99 {result['p99_s']:.3g} s of at most {expected:.3g} s")
     report.save()
 
 
@@ -255,16 +255,16 @@ def print_tables(rows: Sequence[Row]) -> None:
         names = ["sentences_s", "mean_batch_size", "busy", "p50_s", "p99_s", "mib"]
         if row["section"] == "overload":
             names = ["requests_per_s", "sentences_s", "p50_s", "p99_s", "expected_max_s", "refused_p99_s", "mib_growth"]
-        ways = {way: result for way, result in row["ways"].items() if "error" not in result}
-        lines = [[way, *map(result.get, names)] for way, result in ways.items()]
+        results = {name: result for name, result in row["implementations"].items() if "error" not in result}
+        lines = [[name, *map(result.get, names)] for name, result in results.items()]
         r.table(f"{row['section']}: {row['case']}", ["", *names], lines)
         if "ratios" in row:
             r.table("ratios of sentences per second", ["", "ratio"], [list(pair) for pair in row["ratios"].items()])
         if row["section"] == "overload":
-            for way, result in ways.items():
+            for name, result in results.items():
                 statuses = r.format_values({f"{status}:": n for status, n in result["statuses"].items()}, ",")
                 missing = result["without_retry_after"]
-                print(f"{way}: {statuses}; Retry-After {result['retry_after']} s, missing {missing} times")
+                print(f"{name}: {statuses}; Retry-After {result['retry_after']} s, missing {missing} times")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -39,7 +39,7 @@ from frame_loop import FrameLoop, with_frame_loop
 from report import Report, Row, Settings, ratio
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from training_runs import TrainingRun, Way, build_learner_round, count_weights, measure_way
+from training_runs import Implementation, TrainingRun, build_learner_round, count_weights, measure_implementation
 
 from jumok import recipe
 from jumok.batches.speech import SpeechBatch
@@ -202,7 +202,7 @@ def training(report: Report, settings: Settings) -> None:
     sizes = get_sizes(settings)
     ours = build_network(sizes.model)
     data = {static: draw_utterances(sizes, fixed_shapes=static) for static in (False, True)}
-    # All ways get the same utterances: some batches, from short to long ones.
+    # All implementations get the same utterances: some batches, from short to long ones.
     batches = sorted(data[True].batches(0), key=lambda index: int(data[True].lengths[index].max()))
     count = settings.num_batches
     batches = [batches[int((n + 0.5) * len(batches) / count)] for n in range(count)]
@@ -224,18 +224,20 @@ def training(report: Report, settings: Settings) -> None:
         collate = data[graphs and settings.on_gpu].collate
         return lambda: build_learner_round(settings, build_model(), config, [collate(index) for index in batches])
 
-    ways = [
-        Way("ours", build(lambda: copy.deepcopy(ours), graphs=True)),
-        Way("loop", build(lambda: with_frame_loop(ours), graphs=False)),
+    implementations = [
+        Implementation("ours", build(lambda: copy.deepcopy(ours), graphs=True)),
+        Implementation("loop", build(lambda: with_frame_loop(ours), graphs=False)),
     ]
     if settings.on_gpu:
-        ways.append(Way("ours, launched", build(lambda: copy.deepcopy(ours), graphs=False)))
-        ways.append(Way("loop, graph", build(lambda: with_frame_loop(ours), graphs=True)))
+        implementations.append(Implementation("ours, launched", build(lambda: copy.deepcopy(ours), graphs=False)))
+        implementations.append(Implementation("loop, graph", build(lambda: with_frame_loop(ours), graphs=True)))
     if settings.compile:
         step = torch.compile(FrameLoop.step, dynamic=True)  # batches have many lengths
-        ways.append(Way("loop, compiled", build(lambda: with_frame_loop(ours, step), graphs=False), compiles=True))
-    for way in ways:
-        measure_way(report, row, way, "frames", "frames_s")
+        implementations.append(
+            Implementation("loop, compiled", build(lambda: with_frame_loop(ours, step), graphs=False), compiles=True)
+        )
+    for implementation in implementations:
+        measure_implementation(report, row, implementation, "frames", "frames_s")
     for name, model in models.items():
         try:
             row.setdefault("launches", {})[name] = count_launches(settings, model)
@@ -246,16 +248,16 @@ def training(report: Report, settings: Settings) -> None:
 
 def training_tables(rows: list[Row]) -> None:
     for row in rows:
-        ways = row["ways"]
-        peers = [name for name in ("loop", "loop, compiled", "loop, graph") if name in ways]
-        row["ratios"] = r.ratios_to_peers(ways, peers)
+        results = row["implementations"]
+        peers = [name for name in ("loop", "loop, compiled", "loop, graph") if name in results]
+        row["ratios"] = r.ratios_to_peers(results, peers)
         lines = []
-        for name, way in ways.items():
-            speed = [way.get(key) for key in ("frames_s", "ms", "host_ms")]
-            per_step = ratio(1e3 * way["ms"] if "ms" in way else None, row["steps"])
-            others = [way.get(key) for key in ("mib", "first_s", "start")]
-            lines.append([name, *speed, per_step, *others, *r.speedups(ways, name, peers)])
-        head = ["way", "frames/s", "ms", "launch", "µs per step", "MiB", "first s", "loss"]
+        for name, result in results.items():
+            speed = [result.get(key) for key in ("frames_s", "ms", "host_ms")]
+            per_step = ratio(1e3 * result["ms"] if "ms" in result else None, row["steps"])
+            others = [result.get(key) for key in ("mib", "first_s", "start")]
+            lines.append([name, *speed, per_step, *others, *r.speedups(results, name, peers)])
+        head = ["implementation", "frames/s", "ms", "launch", "µs per step", "MiB", "first s", "loss"]
         r.table(f"Training, {row['case']}, one round", [*head, *(f"× {m}" for m in "abc"[: len(peers)])], lines)
         r.print_peers(peers)
         if "launches" in row:
@@ -326,10 +328,10 @@ def measure_synthesis(
                 wall, cpu = (y - x for x, y in zip(clocks[start], clocks[end], strict=True))
                 times[name].append((wall, cpu))
     for name, values in times.items():
-        way = row["ways"][name] = r.summarize([1e3 * wall for wall, _ in values])
-        way["cpu_ms"] = 1e3 * statistics.median(cpu for _, cpu in values)
-        way["times_real"] = row["seconds"] / way["ms"] * 1e3
-        report.log_way(row, name, f"{r.number(way['times_real'])} seconds of audio per second")
+        result = row["implementations"][name] = r.summarize([1e3 * wall for wall, _ in values])
+        result["cpu_ms"] = 1e3 * statistics.median(cpu for _, cpu in values)
+        result["times_real"] = row["seconds"] / result["ms"] * 1e3
+        report.log_measurement(row, name, f"{r.number(result['times_real'])} seconds of audio per second")
     return report.save()
 
 
@@ -341,8 +343,8 @@ def _read_clocks() -> tuple[float, float]:
 def synthesis_tables(rows: list[Row]) -> None:
     lines = []
     for row in rows:
-        for name, way in row["ways"].items():
-            values = [way.get(key) for key in ("ms", "low", "high", "cpu_ms", "times_real")]
+        for name, result in row["implementations"].items():
+            values = [result.get(key) for key in ("ms", "low", "high", "cpu_ms", "times_real")]
             lines.append([row["case"], str(row["threads"]), name, row["seconds"], *values])
     if not lines:
         return

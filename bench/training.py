@@ -32,7 +32,15 @@ from peer_models import Loop, Step, load_marian, marian_loss
 from random_text import Sides, Text
 from report import Report, Row, Run, Settings, ratio
 from torch import Tensor, nn
-from training_runs import TrainingRun, Way, build_round, build_start, count_weights, measure_way, pin_batch
+from training_runs import (
+    Implementation,
+    TrainingRun,
+    build_round,
+    build_start,
+    count_weights,
+    measure_implementation,
+    pin_batch,
+)
 
 import jumok
 from jumok.batches.tokens import BOS, EOS, IGNORE, Seq2SeqBatch, Tokens
@@ -46,8 +54,8 @@ def build_batch(settings: Settings, sides: Sides, **options: Any) -> Seq2SeqBatc
     return pin_batch(settings, Seq2SeqBatch.from_sequences(*sides, **options))  # type: ignore[no-any-return]
 
 
-def measure(report: Report, row: Row, way: Way) -> None:
-    measure_way(report, row, way, "labels", "tokens_s")
+def measure(report: Report, row: Row, implementation: Implementation) -> None:
+    measure_implementation(report, row, implementation, "labels", "tokens_s")
 
 
 # ---------------------------------------------------------------------------------------------- transformer
@@ -88,21 +96,21 @@ def transformer(report: Report, settings: Settings) -> None:
     our = functools.partial(build_our_run, settings, ours)
     marian = functools.partial(build_marian_run, settings, config.label_smoothing)
 
-    ways = [
-        Way("ours", lambda: our(packed, settings.compile, settings.on_gpu), settings.compile),
-        Way("marian", lambda: marian(load_marian(exported), padded)),
-        Way("marian, compiled", lambda: marian(load_marian(exported), padded, torch.compile), True),
-        Way("ours, launched", lambda: our(packed, settings.compile), settings.compile),
-        Way("ours, padded", lambda: our(padded, settings.compile), settings.compile),
-        Way("ours, eager", lambda: our(packed, False)),
-        Way("marian, compiled, fixed", lambda: marian(load_marian(exported), fixed, r.compiled), True),
+    implementations = [
+        Implementation("ours", lambda: our(packed, settings.compile, settings.on_gpu), settings.compile),
+        Implementation("marian", lambda: marian(load_marian(exported), padded)),
+        Implementation("marian, compiled", lambda: marian(load_marian(exported), padded, torch.compile), True),
+        Implementation("ours, launched", lambda: our(packed, settings.compile), settings.compile),
+        Implementation("ours, padded", lambda: our(padded, settings.compile), settings.compile),
+        Implementation("ours, eager", lambda: our(packed, False)),
+        Implementation("marian, compiled, fixed", lambda: marian(load_marian(exported), fixed, r.compiled), True),
     ]
     with tempfile.TemporaryDirectory() as folder:
         exported = export_marian(ours, Path(folder, "marian"))
         row["weights"]["marian"] = count_weights(load_marian(exported))
-        for way in ways:
-            if settings.compile or way.name in ("ours", "ours, padded", "marian"):
-                measure(report, row, way)
+        for implementation in implementations:
+            if settings.compile or implementation.name in ("ours", "ours, padded", "marian"):
+                measure(report, row, implementation)
 
 
 def build_our_run(
@@ -218,33 +226,40 @@ def bahdanau(report: Report, settings: Settings) -> None:
     counts = {"ours": count_weights(ours), "loop": count_weights(Loop(ours))}
     row = report.row("bahdanau", case, "training", dtype=str(settings.dtype), steps=len(batches), weights=counts)
     report.note(row, labels=sum(batch.count for batch in batches))
-    for way in bahdanau_ways(settings, *build_training(settings, ours, batches)):
-        measure(report, row, way)
+    for implementation in bahdanau_implementations(settings, *build_training(settings, ours, batches)):
+        measure(report, row, implementation)
     row = report.row("bahdanau", case, "decoder", dtype=str(settings.dtype), steps=1, labels=batches[0].count)
     our, loop = build_decoding(settings, ours, batches[0])
-    for way in bahdanau_ways(settings, our, loop):
-        measure(report, row, way)
+    for implementation in bahdanau_implementations(settings, our, loop):
+        measure(report, row, implementation)
     compare_outputs(report, row, our(False).run, loop(Loop.step, False).run)
 
 
-def bahdanau_ways(
+def bahdanau_implementations(
     settings: Settings, our: Callable[[bool], TrainingRun], loop: Callable[[Step, bool], TrainingRun]
-) -> list[Way]:
+) -> list[Implementation]:
     """Return the variants of ``our(graph)`` and ``loop(step, graph)`` that this machine can run."""
-    ways = [Way("ours", lambda: our(False)), Way("loop", lambda: loop(Loop.step, False))]
+    implementations = [
+        Implementation("ours", lambda: our(False)),
+        Implementation("loop", lambda: loop(Loop.step, False)),
+    ]
     if settings.on_gpu:
-        ways += [Way("ours, graph", lambda: our(True)), Way("loop, graph", lambda: loop(Loop.step, True))]
+        implementations += [
+            Implementation("ours, graph", lambda: our(True)),
+            Implementation("loop, graph", lambda: loop(Loop.step, True)),
+        ]
     if settings.compile:
-        ways.append(Way("loop, compiled", lambda: loop(r.compiled(Loop.step), False), True))
+        implementations.append(Implementation("loop, compiled", lambda: loop(r.compiled(Loop.step), False), True))
     if settings.compile and settings.on_gpu:
-        ways.append(Way("loop, compiled, graph", lambda: loop(r.compiled(Loop.step), True), True))
-    return ways
+        implementations.append(Implementation("loop, compiled, graph", lambda: loop(r.compiled(Loop.step), True), True))
+    return implementations
 
 
-Implementations = tuple[Callable[[bool], TrainingRun], Callable[[Step, bool], TrainingRun]]  # as bahdanau_ways takes
+# The arguments ``our`` and ``loop`` of ``bahdanau_implementations``.
+RunBuilders = tuple[Callable[[bool], TrainingRun], Callable[[Step, bool], TrainingRun]]
 
 
-def build_training(settings: Settings, ours: Seq2Seq, batches: list[Seq2SeqBatch]) -> Implementations:
+def build_training(settings: Settings, ours: Seq2Seq, batches: list[Seq2SeqBatch]) -> RunBuilders:
     """Encoder, decoder, generator and optimizer."""
 
     def our(graph: bool) -> TrainingRun:
@@ -269,7 +284,7 @@ def build_training(settings: Settings, ours: Seq2Seq, batches: list[Seq2SeqBatch
     return our, loop
 
 
-def build_decoding(settings: Settings, ours: Seq2Seq, batch: Seq2SeqBatch) -> Implementations:
+def build_decoding(settings: Settings, ours: Seq2Seq, batch: Seq2SeqBatch) -> RunBuilders:
     """Forward and backward pass of the decoder: from annotations and embedded words to its readouts."""
     config, plain = ours.config, Loop(ours).to(settings.device)
     ours = copy.deepcopy(ours).to(settings.device)
@@ -365,7 +380,7 @@ def host(report: Report, settings: Settings) -> None:
         starts = {name: training_run.start() for name, training_run in training_runs.items()}
         training_rounds = {name: training_run.run for name, training_run in training_runs.items()}
         least = r.least_in_turns(training_rounds, repeats=2 if settings.quick else 30, calls=1)
-        row["ways"] = {
+        row["implementations"] = {
             name: {"ms": ms, "step_ms": ms / len(batches), "start": starts[name]} for name, ms in least.items()
         }
         own, peers = ([name for name in least if name.startswith(side)] for side in ("ours", "marian"))
@@ -376,9 +391,9 @@ def host(report: Report, settings: Settings) -> None:
 
 def host_tables(rows: list[Row]) -> None:
     for row in rows:
-        lines = [[name, way["step_ms"], way["start"]] for name, way in row["ways"].items()]
+        lines = [[name, result["step_ms"], result["start"]] for name, result in row["implementations"].items()]
         title = f"Host time, {row['case']}, {row['pass']}: ms per step on one CPU thread"
-        r.table(title, ["way", "ms", "loss"], lines)
+        r.table(title, ["implementation", "ms", "loss"], lines)
         print("  time of ours / peer: " + ", ".join(f"{name}: {x:.2f}" for name, x in row["ratios"].items()))
 
 
@@ -390,11 +405,11 @@ def host_bahdanau(report: Report, settings: Settings) -> None:
     ours = Seq2Seq(Seq2SeqConfig(width=16, embedding_width=16, dropout=0.0), vocab_size, vocab_size)
     words = torch.randint(EOS + 1, vocab_size, (2, 2, steps - 1)).tolist()
     batch = build_batch(on_cpu, ([sentence[: source_length - 1] for sentence in words[0]], words[1]))
-    implementations = {
+    builders = {
         "training": build_training(on_cpu, ours, [batch]),
         "decoder": build_decoding(on_cpu, ours, batch),
     }
-    for name, (our, loop) in implementations.items():
+    for name, (our, loop) in builders.items():
         row = report.row("host-bahdanau", f"width 16, 2 pairs of {source_length} and {steps}", name, steps=1)
         runs = {"ours": our(False).run, "loop": loop(Loop.step, False).run}
         measure_host_time(report, row, runs, repeats=3 if settings.quick else 40)
@@ -409,21 +424,21 @@ def host_bahdanau_tables(rows: list[Row]) -> None:
 
 
 def table(row: Row, title: str, peers: Sequence[str]) -> None:
-    """Print the time of every way, and how many times as fast as each peer it is."""
-    ways, start = row["ways"], "|out|" if row["pass"] == "decoder" else "loss"
-    peers = [peer for peer in peers if peer in ways]
-    row["ratios"] = r.ratios_to_peers(ways, peers)
+    """Print the time of every implementation, and how many times as fast as each peer it is."""
+    results, start = row["implementations"], "|out|" if row["pass"] == "decoder" else "loss"
+    peers = [peer for peer in peers if peer in results]
+    row["ratios"] = r.ratios_to_peers(results, peers)
     lines = []
-    for name, way in ways.items():
-        per_step = [ratio(way.get(key), row["steps"]) for key in ("ms", "host_ms")]
-        others = [way.get(key) for key in ("tokens_s", "mib", "first_s", "start")]
-        lines.append([name, *per_step, *others, *r.speedups(ways, name, peers)])
-    head = ["way", "ms", "launch", "tokens/s", "MiB", "first s", start, *(f"× {mark}" for mark in "abcd"[: len(peers)])]
+    for name, result in results.items():
+        per_step = [ratio(result.get(key), row["steps"]) for key in ("ms", "host_ms")]
+        others = [result.get(key) for key in ("tokens_s", "mib", "first_s", "start")]
+        lines.append([name, *per_step, *others, *r.speedups(results, name, peers)])
+    head = ["", "ms", "launch", "tokens/s", "MiB", "first s", start, *(f"× {mark}" for mark in "abcd"[: len(peers)])]
     r.table(f"{title}: ms per step, labels per second, times as fast", head, lines)
     r.print_peers(peers)
     if "weights" in row:
         print(f"  weights: {r.format_values(row['weights'], ',')}")
-    r.print_start_differences(ways, start)
+    r.print_start_differences(results, start)
 
 
 SECTIONS = {

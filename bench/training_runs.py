@@ -20,7 +20,7 @@ from jumok.training.distributed import DistributedRanks
 from jumok.training.learner import Learner
 from jumok.training.prefetch import StepBatches, pin_memory
 
-# A way is skipped if fewer seconds are left than it may take on a GPU, compiled or not.
+# An implementation is skipped if fewer seconds are left than it may take on a GPU, compiled or not.
 COMPILE_SECONDS, LAUNCH_SECONDS = 60, 15
 Objective = Callable[[Any], Tensor]  # from a batch on the device to the loss per label
 
@@ -30,36 +30,40 @@ class TrainingRun:
     """A round of training steps."""
 
     run: Run  # returns the loss of each step
-    # A number that must be equal for all ways, to about a percent; default: the loss of the first step.
+    # A number that must be equal for all implementations, to about a percent; default: the loss of the first step.
     start: Callable[[], float] | None = None
     capture_error: Callable[[], str | None] = lambda: None  # why steps are not CUDA graphs
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way of a row."""
+class Implementation:
+    """One implementation of a row."""
 
     name: str
     build: Callable[[], TrainingRun]
     compiles: bool = False
 
 
-def measure_way(report: Report, row: Row, way: Way, count: str, rate: str) -> tuple[Measurement, list[Any]]:
-    """Build one way and measure it; ``rate`` is the number ``row[count]`` per second.
+def measure_implementation(
+    report: Report, row: Row, implementation: Implementation, count: str, rate: str
+) -> tuple[Measurement, list[Any]]:
+    """Build one implementation and measure it; ``rate`` is the number ``row[count]`` per second.
 
     Returns the measurement and the losses of the first and of the last round, if there were any.
     """
     on_gpu = report.device.type == "cuda"
-    seconds = COMPILE_SECONDS if way.compiles else LAUNCH_SECONDS
+    seconds = COMPILE_SECONDS if implementation.compiles else LAUNCH_SECONDS
     if on_gpu and report.seconds_left < seconds:
-        report.failed(row, way.name, f"skipped, it may take {seconds} s and {report.seconds_left:.0f} are left")
-        return row["ways"][way.name], []
+        report.failed(
+            row, implementation.name, f"skipped, it may take {seconds} s and {report.seconds_left:.0f} are left"
+        )
+        return row["implementations"][implementation.name], []
     rounds: list[Any] = []
     try:
         before = torch.cuda.memory_allocated() if on_gpu else 0
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        training_run = way.build()
+        training_run = implementation.build()
         start = training_run.start() if training_run.start else None
         peaks: list[float] = []  # all memory: weights, optimizer state, activations or graphs
 
@@ -69,7 +73,7 @@ def measure_way(report: Report, row: Row, way: Way, count: str, rate: str) -> tu
             if on_gpu and not peaks:  # the first round allocates everything
                 peaks.append((torch.cuda.max_memory_allocated() - before) / r.MIB)
 
-        result = report.measure(row, way.name, run, hide_launches=False)
+        result = report.measure(row, implementation.name, run, hide_launches=False)
         if start is not None or rounds:
             result["start"] = float(rounds[0][0]) if start is None else start
         if "ms" in result:
@@ -78,11 +82,11 @@ def measure_way(report: Report, row: Row, way: Way, count: str, rate: str) -> tu
                 result["peak_mib"] = peaks[0]
             result["capture_error"] = training_run.capture_error()
     except Exception as error:
-        report.failed(row, way.name, r.short(error))
-    torch._dynamo.reset()  # code compiled for one way must not make the shapes of the next one dynamic
+        report.failed(row, implementation.name, r.short(error))
+    torch._dynamo.reset()  # code compiled for one implementation must not make the shapes of the next one dynamic
     r.free_memory(report.device)
     report.save()
-    return row["ways"][way.name], rounds
+    return row["implementations"][implementation.name], rounds
 
 
 def build_round(

@@ -236,7 +236,7 @@ def check_model(model_type: str, model: nn.Module, inputs: Mapping[str, Any]) ->
     shapes = {name: list(x.shape) for name, x in inputs.items() if isinstance(x, Tensor)}
     default = getattr(model.config, "_attn_implementation", None) or "eager"
     eager_references: list[Reference] = []
-    ways = {}
+    results = {}
     for implementation in dict.fromkeys(("eager", default)):
         try:
             model.set_attn_implementation(implementation)
@@ -244,9 +244,14 @@ def check_model(model_type: str, model: nn.Module, inputs: Mapping[str, Any]) ->
         except Exception:
             if implementation != default:
                 continue  # some models have only one implementation, and some have a defective one
-        ways[implementation] = check_implementation(model_type, model, inputs, eager_references)
-    worst = min(ways.values(), key=lambda way: list(VERDICTS).index(way["verdict"]))
-    return {"inputs": shapes, "verdict": worst["verdict"], "detail": worst.get("detail", ""), "ways": ways}
+        results[implementation] = check_implementation(model_type, model, inputs, eager_references)
+    worst = min(results.values(), key=lambda result: list(VERDICTS).index(result["verdict"]))
+    return {
+        "inputs": shapes,
+        "verdict": worst["verdict"],
+        "detail": worst.get("detail", ""),
+        "implementations": results,
+    }
 
 
 def check_implementation(
@@ -266,32 +271,32 @@ def check_implementation(
         except JumokError as error:  # nothing was captured
             detail = str(error)
     missed = captures.missed_layers
-    way: dict[str, Any] = {"calls": len(captures.calls), "missed": len(missed)}
+    result: dict[str, Any] = {"calls": len(captures.calls), "missed": len(missed)}
     if not is_equal(before, after):
-        return {**way, "verdict": "output changed"}
+        return {**result, "verdict": "output changed"}
     uncovered = list(own_references)
     differences: list[float] = []
     for call in captures.calls:
         weights = call.weights().float()
         difference, reference = match_call(weights, [*uncovered, *own_references, *eager_references])
         if reference is None:
-            return {**way, "verdict": "wrong", "difference": difference, "detail": f"{call.name} {call.shape}"}
+            return {**result, "verdict": "wrong", "difference": difference, "detail": f"{call.name} {call.shape}"}
         uncovered = [x for x in uncovered if x is not reference]
         differences.append(difference or 0.0)
     if not eager_references:
         eager_references += own_references
-    way["difference"] = max(differences, default=None)
+    result["difference"] = max(differences, default=None)
     unseen = [x for x in uncovered if x.is_used] if model_type not in OTHER_SOFTMAXES else []
     if missed:
         name, reason = next(iter(missed.items()))
-        return {**way, "verdict": "missed", "detail": f"{name}: {reason}"}
+        return {**result, "verdict": "missed", "detail": f"{name}: {reason}"}
     if unseen:
         shapes = sorted({tuple(x.weights.shape) for x in unseen})
-        return {**way, "verdict": "silent", "detail": f"weights of shape {', '.join(map(str, shapes))}"}
+        return {**result, "verdict": "silent", "detail": f"weights of shape {', '.join(map(str, shapes))}"}
     if not captures.calls:
-        return {**way, "verdict": "no attention", "detail": detail}
+        return {**result, "verdict": "no attention", "detail": detail}
     is_channel_map = all(call.kind == "channel" for call in captures.calls)
-    return {**way, "verdict": "channel map" if is_channel_map else "right"}
+    return {**result, "verdict": "channel map" if is_channel_map else "right"}
 
 
 def call_model(model: nn.Module, inputs: Mapping[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from builder import ROOT, table, write_if_changed
 
 RESULTS = ROOT / "bench" / "results"
-# What is measured, by the key of a way: (unit, whether more is better). The first that a row has is shown.
+# What is measured, by the key of an implementation: (unit, whether more is better). The first that a row has is shown.
 MEASURES = {
     "sentences_s": ("sentences a second", True),
     "documents_s": ("documents a second", True),
@@ -67,7 +67,7 @@ ABOUT = {
 }
 SHARES = ("error_rate", "accuracy")  # these mean the same in all panels, which then have one scale
 PEERS = ("eflomal",)  # cases that are another's as a whole
-OWN = (  # what our ways are called, up to a comma
+OWN = (  # what our implementations are called, up to a comma
     *(
         "ours",
         "graphed",
@@ -120,7 +120,7 @@ def _build_section(path: Path, into: Path) -> list[str]:
         f"{about}{more} {where}, torch {machine['torch']}, commit {told['commit']}, {told['date'][:10]}: "
         f"[{path.name}](files/bench/results/{path.name})",
         "",
-        f"![{heading}: bars of each way]({name}){{.wide}}",
+        f"![{heading}: bars of each implementation]({name}){{.wide}}",
         "",
         "<details><summary>The figures as a table</summary>",
         "",
@@ -132,9 +132,9 @@ def _build_section(path: Path, into: Path) -> list[str]:
 
 
 def _find_measure(row: dict[str, Any]) -> str | None:
-    """The first measure that a way of this row has."""
-    ways = row["ways"].values()
-    return next((key for key in MEASURES if any(key in way for way in ways)), None)
+    """The first measure that an implementation of this row has."""
+    results = row["implementations"].values()
+    return next((key for key in MEASURES if any(key in result for result in results)), None)
 
 
 def _format_label(row: dict[str, Any]) -> str:
@@ -145,14 +145,14 @@ def _build_table(rows: list[dict[str, Any]]) -> str:
     lines = []
     for row in rows:
         key = _find_measure(row)
-        for way, found in row["ways"].items():
+        for result, found in row["implementations"].items():
             if key in found:
-                lines.append([_format_label(row), way, f"{found[key]:,.4g}", MEASURES[str(key)][0]])
-    return table(["what", "way", "", ""], lines)
+                lines.append([_format_label(row), result, f"{found[key]:,.4g}", MEASURES[str(key)][0]])
+    return table(["what", "implementation", "", ""], lines)
 
 
 def draw_panels(rows: list[dict[str, Any]]) -> bytes:
-    """A panel for each row, a bar for each way: SVG, the same for the same rows."""
+    """A panel for each row, a bar for each implementation: SVG, the same for the same rows."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -187,12 +187,12 @@ def draw_panels(rows: list[dict[str, Any]]) -> bytes:
 
 def _list_bars(row: dict[str, Any]) -> list[tuple[str, float]]:
     key = str(_find_measure(row))
-    return [(name, way[key]) for name, way in row["ways"].items() if key in way]
+    return [(name, result[key]) for name, result in row["implementations"].items() if key in result]
 
 
-def _is_ours(way: str) -> bool:
-    """Whether a way is ours, and not another's."""
-    return way.split(",")[0].split(" + ")[0] in OWN
+def _is_ours(result: str) -> bool:
+    """Whether an implementation is ours, and not another's."""
+    return result.split(",")[0].split(" + ")[0] in OWN
 
 
 def _format_number(value: float) -> str:

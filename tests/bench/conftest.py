@@ -41,7 +41,7 @@ def run_bench(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Callable[..., tuple[dict[str, Any], str]]]:
-    """Run a benchmark with ``--quick``; returns its JSON and its output. No way of a row may fail."""
+    """Run a benchmark with ``--quick``; returns its JSON and its output. No implementation of a row may fail."""
 
     def run(script: str, *arguments: str | Path, **env: str) -> tuple[dict[str, Any], str]:
         path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
@@ -61,7 +61,7 @@ def run_bench(
         assert result["commit"] == "abc1234"
         for row in result["rows"]:
             if row["case"] != "eflomal":  # an optional package
-                assert not [way for way in row["ways"].values() if "error" in way], row
+                assert not [result for result in row["implementations"].values() if "error" in result], row
         return result, printed
 
     threads = torch.get_num_threads()

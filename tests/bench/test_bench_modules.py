@@ -49,24 +49,26 @@ def test_a_failure_is_reported_in_its_place_and_the_rest_goes_on(bench: Bench, t
     report.note(row, errors={"ours": {"out": math.nan}})
     text = report.out.read_text(encoding="utf-8")
     (saved,) = json.loads(text, parse_constant=lambda name: pytest.fail(name))["rows"]
-    assert saved["ways"]["broken"] == {"error": "RuntimeError: out of memory"}
-    assert saved["ways"]["fine"]["repeats"] == 2
+    assert saved["implementations"]["broken"] == {"error": "RuntimeError: out of memory"}
+    assert saved["implementations"]["fine"]["repeats"] == 2
     assert saved["errors"]["ours"]["out"] == "nan"
     report.seconds = 0
-    way = report.measure(report.row("section", "case"), "late", lambda: pytest.fail("was run"))
-    assert way == {"error": "skipped, the time limit was reached"}
+    result = report.measure(report.row("section", "case"), "late", lambda: pytest.fail("was run"))
+    assert result == {"error": "skipped, the time limit was reached"}
 
 
 def test_a_training_run_that_fails_or_is_late_is_reported(bench: Bench) -> None:
     training_runs = bench("training_runs")
     report = training_runs.Report("test", CPU)
     row = report.row("pretraining", "case", tokens=1)
-    training_runs.measure_way(report, row, training_runs.Way("broken", fail), "tokens", "tokens_s")
+    training_runs.measure_implementation(
+        report, row, training_runs.Implementation("broken", fail), "tokens", "tokens_s"
+    )
     report.seconds = 0.0
-    late = training_runs.Way("late", lambda: training_runs.TrainingRun(lambda: pytest.fail("was run")))
-    training_runs.measure_way(report, row, late, "tokens", "tokens_s")
-    assert row["ways"]["broken"] == {"error": "RuntimeError: out of memory"}
-    assert row["ways"]["late"]["error"].startswith("skipped")
+    late = training_runs.Implementation("late", lambda: training_runs.TrainingRun(lambda: pytest.fail("was run")))
+    training_runs.measure_implementation(report, row, late, "tokens", "tokens_s")
+    assert row["implementations"]["broken"] == {"error": "RuntimeError: out of memory"}
+    assert row["implementations"]["late"]["error"].startswith("skipped")
 
 
 def test_numbers_have_three_significant_digits(bench: Bench) -> None:
@@ -86,20 +88,20 @@ def test_ways_are_called_in_turn(bench: Bench, monkeypatch: pytest.MonkeyPatch) 
     row = report.row("inference", "case", tokens=100)
     bert.measure_in_turns(report, row, runs, 3)
     assert called == ["ours", "transformers"] * 4
-    assert row["ways"]["ours"]["ms"] == 1000
-    assert row["ways"]["transformers"]["tokens_s"] == 25
+    assert row["implementations"]["ours"]["ms"] == 1000
+    assert row["implementations"]["transformers"]["tokens_s"] == 25
     assert (row["in_turn"], row["best"]) == (3, 2)  # 2, 4, 3; and 2 / 1
     late = report.row("inference", "late", tokens=100)
     report.seconds = 0.0
     bert.measure_in_turns(report, late, runs, 3)
-    assert late["ways"]["ours"]["error"].startswith("skipped")
+    assert late["implementations"]["ours"]["error"].startswith("skipped")
 
 
 def test_the_most_important_ways_are_measured_first(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     bert = bench("bert")
     order: list[tuple[str, str]] = []
-    monkeypatch.setattr(bert, "measure", lambda report, row, way: order.append((row["pass"][-3:], way.name)))
+    monkeypatch.setattr(bert, "measure", lambda report, row, result: order.append((row["pass"][-3:], result.name)))
     bert.pretraining(bert.Report("test", CPU), bert.Settings(CPU, quick=True, compile=True))
     first = ["ours", "transformers, compiled", "transformers"]
     assert order[:6] == [(share, name) for share in ("0.1", "0.0") for name in first]

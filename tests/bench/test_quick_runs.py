@@ -24,7 +24,7 @@ pytestmark = pytest.mark.long
 
 RunBench = Callable[..., tuple[dict[str, Any], str]]
 TrainTranslator = Callable[[Path, dict[str, Any]], Run]
-# Rates of ways, with the keys of rows that count the same things.
+# Rates of implementations, with the keys of rows that count the same things.
 RATES = {
     "tokens_s": ("tokens", "labels"),
     "sentences_s": ("sentences",),
@@ -37,19 +37,19 @@ RATES = {
 def check_rows(rows: list[dict[str, Any]]) -> None:
     """Check that rates, ratios, initial losses and differences of outputs agree with each other."""
     for row in rows:
-        ways = row["ways"]
-        for way in ways.values():
-            assert way.get("ms", 1) > 0
+        results = row["implementations"]
+        for result in results.values():
+            assert result.get("ms", 1) > 0
             for rate, counts in RATES.items():
                 count = next((row[key] for key in counts if key in row), None)
-                if rate in way and count is not None:
-                    assert way[rate] == pytest.approx(count / way["ms"] * 1e3, rel=1e-3)
+                if rate in result and count is not None:
+                    assert result[rate] == pytest.approx(count / result["ms"] * 1e3, rel=1e-3)
         for name, value in row.get("ratios", {}).items():
             x, _, y = name.partition(" / ")
-            if x in ways and y in ways and "ms" in ways[x]:
-                assert value == pytest.approx(ways[x]["ms"] / ways[y]["ms"], rel=1e-3)
+            if x in results and y in results and "ms" in results[x]:
+                assert value == pytest.approx(results[x]["ms"] / results[y]["ms"], rel=1e-3)
         if row["section"] in ("transformer", "bahdanau", "pretraining") or row["case"].startswith("12 utterances"):
-            starts = [way["start"] for way in ways.values()]
+            starts = [result["start"] for result in results.values()]
             assert starts == pytest.approx([starts[0]] * len(starts), rel=1e-3)
             assert len(set(row.get("weights", {"ours": 1}).values())) == 1
         assert max(row.get("differs", {"": 0}).values()) < 1e-3
@@ -73,22 +73,22 @@ def test_a_benchmark_runs(
 ) -> None:
     pytest.importorskip(package)
     result, _ = run_bench(script, "--device", "cpu", *arguments)
-    rows = [row for row in result["rows"] if row["section"] != "ways"]  # models that could not be loaded
+    rows = [row for row in result["rows"] if row["section"] != "implementations"]  # models that could not be loaded
     assert collections.Counter(row["section"] for row in rows) == sections
-    assert all(any(way.startswith("ours") for way in row["ways"]) for row in rows if script != "look")
+    assert all(any(result.startswith("ours") for result in row["implementations"]) for row in rows if script != "look")
     check_rows(rows)
     for row in rows:
         assert row["section"] != "maps" or row["worst_cell"] < 1e-5
         assert row["section"] not in ("additive", "dot", "step", "transformer") or row["path"]
         if row["section"] == "pretraining":
             assert row["tokens"] == 2 * sum(8 + n * 17 // 6 for n in range(6))
-            assert all(way["end"] < way["start"] for way in row["ways"].values())  # the loss falls
+            assert all(result["end"] < result["start"] for result in row["implementations"].values())  # the loss falls
         if row["section"] == "same" and row["case"] == "greedy":
-            assert row["ways"]["ours"]["equal"] == 1.0
-            assert "bleu" not in row["ways"]["ours"]  # random weights
+            assert row["implementations"]["ours"]["equal"] == 1.0
+            assert "bleu" not in row["implementations"]["ours"]  # random weights
         if row["section"] == "host-bahdanau":
-            assert row["ways"]["ours"]["nodes"] < row["ways"]["loop"]["nodes"]
-            assert row["ways"]["loop"]["functions"] == 0 < row["ways"]["ours"]["functions"]
+            assert row["implementations"]["ours"]["nodes"] < row["implementations"]["loop"]["nodes"]
+            assert row["implementations"]["loop"]["functions"] == 0 < row["implementations"]["ours"]["functions"]
         if row["section"] == "host" and "equal" in row:
             assert row["equal"] == 1.0 or not row["case"].startswith("greedy")  # random weights, at the limit
         if row["section"] == "training":
@@ -123,11 +123,11 @@ def test_translations_of_a_run_are_those_of_transformers(run_bench: RunBench, co
     rows = [row for row in result["rows"] if row["section"] == "same"]
     assert [(row["case"], row["pass"]) for row in rows] == [("greedy", "float32"), ("beam 5", "float32")]
     for row in rows:
-        ours, theirs = row["ways"]["ours"], row["ways"]["transformers"]
+        ours, theirs = row["implementations"]["ours"], row["implementations"]["transformers"]
         assert ours["equal"] == 1.0, ours
         assert ours["tokens"] == theirs["tokens"] < 11 * 12  # all translations end before the limit
         assert ours["bleu"] == theirs["bleu"] > 30
-        assert row["ways"].get("graphed", ours)["equal"] == 1.0
+        assert row["implementations"].get("graphed", ours)["equal"] == 1.0
 
 
 def write_data_sets(folder: Path) -> None:
@@ -166,15 +166,15 @@ def test_classify(run_bench: RunBench, tmp_path: Path) -> None:
     first, second, training, *baselines = result["rows"]
     for row in (first, second):
         assert row["documents"] == 6
-        assert set(row["ways"]) == {"ours", "padded", "padded, packed GRU"}
+        assert set(row["implementations"]) == {"ours", "padded", "padded, packed GRU"}
         assert row["spread"][0] <= row["in_turn"] <= row["spread"][1]
     assert "ours, unsorted / padded, sorted" in first["ratios"]
-    ways = training["ways"]
-    assert len(ways) == 9
-    starts = [ways[name]["start"] for name in ("padded", "padded, packed GRU")]
+    results = training["implementations"]
+    assert len(results) == 9
+    starts = [results[name]["start"] for name in ("padded", "padded, packed GRU")]
     assert starts[0] == pytest.approx(starts[1], abs=0.1)  # up to dropout
-    assert {way["batches"] for name, way in ways.items() if "like" in name} == {4}
-    scores = {row["case"]: row["ways"]["TF-IDF"] for row in baselines}
+    assert {result["batches"] for name, result in results.items() if "like" in name} == {4}
+    scores = {row["case"]: row["implementations"]["TF-IDF"] for row in baselines}
     assert list(scores) == ["imdb", "imdb-ratings", "ag_news", "nsmc"]
     assert all(score["accuracy"] > 0.95 for score in scores.values())
     assert scores["imdb-ratings"]["mean_error"] < 0.2
@@ -189,18 +189,18 @@ def test_serving(run_bench: RunBench) -> None:
     assert result["beam_size"] == 4
     speed, overload = result["rows"]
     assert speed["sentences"] == 24
-    ratios, ways = speed["ratios"], speed["ways"]
-    assert len(ways) == 5
-    assert all(way["sentences_s"] > 0 for way in ways.values())
-    both = ways["server, ctranslate2"]["sentences_s"] / ways["ctranslate2 itself"]["sentences_s"]
+    ratios, results = speed["ratios"], speed["implementations"]
+    assert len(results) == 5
+    assert all(result["sentences_s"] > 0 for result in results.values())
+    both = results["server, ctranslate2"]["sentences_s"] / results["ctranslate2 itself"]["sentences_s"]
     assert ratios["server, ctranslate2 / ctranslate2 itself"] == pytest.approx(both, rel=1e-3)
-    assert 1 <= ways["server, torch"]["mean_batch_size"] <= 4
-    [way] = overload["ways"].values()
-    assert set(way["statuses"]) <= {"200", "503"}
-    assert way["statuses"]["503"] > 0
-    assert way["without_retry_after"] == 0
-    assert way["answers_after"]
-    assert len(way["mib"]) >= 3
+    assert 1 <= results["server, torch"]["mean_batch_size"] <= 4
+    [result] = overload["implementations"].values()
+    assert set(result["statuses"]) <= {"200", "503"}
+    assert result["statuses"]["503"] > 0
+    assert result["without_retry_after"] == 0
+    assert result["answers_after"]
+    assert len(result["mib"]) >= 3
     assert "overload: 4 times the possible load" in printed
 
 
@@ -240,25 +240,25 @@ def test_align(run_bench: RunBench, both_directions: list[Run]) -> None:
     assert result["sentences"] == 11
     views = [row for row in result["rows"] if row["section"] == "views"]
     assert len(views) == 2 * 2 * 3 * 3  # directions, plain and shifted, layers, heads and their mean
-    rates = {(row["pass"], row["case"]): row["ways"]["attention"]["error_rate"] for row in views}
+    rates = {(row["pass"], row["case"]): row["implementations"]["attention"]["error_rate"] for row in views}
     links = {row["case"]: row for row in result["rows"] if row["section"] == "links"}
     choices = ("plain", "shifted", "chosen")
     assert set(links) == {*choices, *(f"{name}, means" for name in choices), "eflomal"}
     for name in set(links) - {"eflomal"}:  # a selected view is one of the views, and has its score
         forward, backward, why = links[name]["chosen"].split("; ")
-        ways = links[name]["ways"]
-        assert ways["forward"]["error_rate"] == rates["forward", forward]
-        assert ways["backward"]["error_rate"] == rates["backward", backward.partition(": ")[2]]
+        results = links[name]["implementations"]
+        assert results["forward"]["error_rate"] == rates["forward", forward]
+        assert results["backward"]["error_rate"] == rates["backward", backward.partition(": ")[2]]
         assert "agreement" in why
-    ways = links["chosen"]["ways"]
-    assert set(ways) == {"forward", "backward", *SYMMETRIZATIONS} - {"none"}
-    assert ways["intersection"]["num_links"] <= ways["grow-diag"]["num_links"] <= ways["union"]["num_links"]
+    results = links["chosen"]["implementations"]
+    assert set(results) == {"forward", "backward", *SYMMETRIZATIONS} - {"none"}
+    assert results["intersection"]["num_links"] <= results["grow-diag"]["num_links"] <= results["union"]["num_links"]
     assert "alignment error rate" in printed
-    peer = links["eflomal"]["ways"]
+    peer = links["eflomal"]["implementations"]
     if importlib.util.find_spec("eflomal") is None:
         assert "pip install eflomal" in peer["eflomal"]["error"]
     else:  # a barely trained model is worse than co-occurrence counts
-        assert peer["grow-diag"]["error_rate"] < ways["grow-diag"]["error_rate"]
+        assert peer["grow-diag"]["error_rate"] < results["grow-diag"]["error_rate"]
         corpus = TranslationData(run.recipe.data, run.folder).train_corpus()
         assert links["eflomal"]["pairs"] == sum("gold.tsv" not in pair.location for pair in corpus) + 11
 
@@ -281,9 +281,9 @@ def test_coverage(run_bench: RunBench, tmp_path: Path) -> None:
         "yoso": "missed",
         "convnext": "no attention",
     }
-    ways = result["rows"][0]["ways"]
-    assert set(ways) == {"eager", "sdpa"}
-    assert all(way["calls"] == 2 and way["difference"] < 1e-6 for way in ways.values())
+    results = result["rows"][0]["implementations"]
+    assert set(results) == {"eager", "sdpa"}
+    assert all(result["calls"] == 2 and result["difference"] < 1e-6 for result in results.values())
     assert "YosoSelfAttention" in printed
     lines = table.read_text(encoding="utf-8").splitlines()
     assert "bert, bloom" in lines
