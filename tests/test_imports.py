@@ -18,11 +18,11 @@ pytestmark = pytest.mark.long
 SRC = Path(__file__).parents[1] / "src"
 
 # A package may import, of jumok, only these (and itself).
-BASICS = {"devices", "errors", "files", "progress", "text_checks"}  # modules that depend on no package
+BASICS = {"config", "devices", "errors", "files", "progress", "text_checks"}  # modules that depend on no package
 ONLY = {
     "attention": {"errors"},
     "batches": {"attention", "errors"},
-    "models": {"attention", "batches"},
+    "models": {"attention", "batches", "config"},
     "decoding": {"batches", *BASICS},
     "data": {"batches", *BASICS},
     "metrics": {"data", *BASICS},

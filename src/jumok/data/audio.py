@@ -24,11 +24,12 @@ import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from jumok.config import Config
 from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.data.readers.text_files import import_optional
 from jumok.errors import InputError
@@ -60,13 +61,11 @@ AUDIO_LIMITS = AudioLimits()
 
 
 @dataclass(frozen=True)
-class AudioConfig:
+class AudioConfig(Config):
     """Config of spectrograms. Lengths are in samples at ``sample_rate``.
 
     The defaults are for 16 kHz; ``AudioConfig.for_sample_rate(8000)`` has the same durations at another rate.
     """
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     sample_rate: int = 16000
     n_fft: int = 1024

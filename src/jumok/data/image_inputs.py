@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from jumok.batches.images import ImageFeatureTable
+from jumok.config import Config
 from jumok.data.caches.image_features import Features, PrepareImage
 from jumok.data.counter_rng import CounterRng
 from jumok.data.images import Pixels
@@ -30,10 +31,8 @@ STREAM_AREA, STREAM_ASPECT, STREAM_X, STREAM_Y, STREAM_FLIP = range(5)  # stream
 
 
 @dataclass(frozen=True)
-class ImageAugmentation:
+class ImageAugmentation(Config):
     """Random crops and horizontal flips of images."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     min_crop_area: float = 1.0  # smallest share of the area that a crop keeps; 1: no cropping
     horizontal_flip: bool = False  # flip half of the images; not if captions mention left and right

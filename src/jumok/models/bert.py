@@ -43,8 +43,8 @@ from jumok.batches.text import (
     label_mask,
 )
 from jumok.batches.tokens import IGNORE, Loss, Tokens
+from jumok.config import Config
 from jumok.models.layers.adversarial_training import adversarial_loss
-from jumok.models.layers.config_checks import check_heads, check_ranges
 from jumok.models.layers.label_losses import label_loss
 from jumok.models.layers.module_list import build_module_list
 from jumok.models.layers.output_loss import linear_cross_entropy
@@ -60,10 +60,8 @@ INIT_STD = 0.02  # standard deviation of initial weights
 
 
 @dataclass(frozen=True)
-class BertConfig:
+class BertConfig(Config):
     """Configuration of a :class:`Bert`. The defaults are about a quarter of the published base model."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     type: Literal["bert"] = "bert"
     width: int = 256
@@ -85,15 +83,13 @@ class BertConfig:
 
     def __post_init__(self) -> None:
         sizes = ("width", "num_layers", "num_heads", "feed_forward_width", "max_positions", "num_segments")
-        check_ranges(
-            self,
+        self.check_ranges(
             positive=sizes,
             fraction=("dropout", "attention_dropout"),
             non_negative=("adversarial_epsilon",),
+            above_zero=("layer_norm_eps",),
         )
-        check_heads(self.width, self.num_heads)
-        if self.layer_norm_eps <= 0:
-            raise ValueError(f"layer_norm_eps={self.layer_norm_eps}: a number above 0 is expected")
+        self.check_divisible("width", "num_heads")
 
 
 @dataclass(frozen=True, eq=False)

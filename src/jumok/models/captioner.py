@@ -39,7 +39,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +52,7 @@ from jumok.attention.prepared_keys import PreparedKeys
 from jumok.attention.scores import Additive
 from jumok.batches.images import CaptionBatch
 from jumok.batches.tokens import IGNORE, LayerAttention, Loss, Tokens
-from jumok.models.layers.config_checks import check_ranges
+from jumok.config import Config
 from jumok.models.layers.deferred_linear import DeferredLinear
 from jumok.models.layers.image_encoder import ImageEncoder
 from jumok.models.layers.output_loss import linear_cross_entropy, select_labelled
@@ -64,10 +64,8 @@ WeightSelector = Callable[[Tensor], Tensor]  # maps attention weights (N, Q, P) 
 
 
 @dataclass(frozen=True)
-class CaptionerConfig:
+class CaptionerConfig(Config):
     """Configuration of a :class:`Captioner`."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     type: Literal["captioner"] = "captioner"
     attention: Literal["soft", "hard"] = "soft"
@@ -88,8 +86,7 @@ class CaptionerConfig:
     inference_attention: Literal["hard", "soft"] = "hard"  # most probable position, or soft attention
 
     def __post_init__(self) -> None:
-        check_ranges(
-            self,
+        self.check_ranges(
             positive=("width", "embedding_width", "attention_width"),
             fraction=("dropout", "feature_dropout", "label_smoothing", "baseline_decay"),
             non_negative=("doubly_stochastic_penalty", "reinforce_loss", "entropy_bonus"),

@@ -21,7 +21,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from jumok.attention.mask_types import move_to_device
 from jumok.attention.positions import LearnedPositions, PositionEmbedding, SinusoidalPositions
 from jumok.attention.scores import Dot
 from jumok.batches.tokens import LayerAttention, Loss, Seq2SeqBatch, Tokens
-from jumok.models.layers.config_checks import check_ranges
+from jumok.config import Config
 from jumok.models.layers.module_list import build_module_list
 from jumok.models.layers.output_loss import linear_cross_entropy, select_labelled
 from jumok.models.layers.source_sharing import reorder_sources
@@ -45,7 +45,7 @@ LinearMap = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class ConvolutionalConfig:
+class ConvolutionalConfig(Config):
     """Configuration of a :class:`ConvolutionalSeq2Seq`.
 
     ``position_encoding`` "learned" supports up to ``max_positions`` tokens; longer sentences are refused.
@@ -53,8 +53,6 @@ class ConvolutionalConfig:
     "target" (target embedding and output layer), or "all" (the source embedding too, which needs a joint
     vocabulary).
     """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     type: Literal["convolutional"] = "convolutional"
     embedding_width: int = 256  # E
@@ -70,7 +68,7 @@ class ConvolutionalConfig:
 
     def __post_init__(self) -> None:
         sizes = ("embedding_width", "width", "kernel_size", "encoder_layers", "decoder_layers")
-        check_ranges(self, positive=(*sizes, "max_positions"), fraction=("dropout", "label_smoothing"))
+        self.check_ranges(positive=(*sizes, "max_positions"), fraction=("dropout", "label_smoothing"))
         if self.kernel_size % 2 == 0:
             raise ValueError(
                 f"kernel_size={self.kernel_size}: an odd number is expected, so that the encoder sees "

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +34,8 @@ from jumok.attention.masks import Mask
 from jumok.attention.scores import Dot
 from jumok.batches.text import DocumentBatch
 from jumok.batches.tokens import LayerAttention, Loss, Tokens
+from jumok.config import Config
 from jumok.models.layers.adversarial_training import adversarial_loss
-from jumok.models.layers.config_checks import check_ranges
 from jumok.models.layers.label_losses import label_loss
 from jumok.models.layers.ragged_layout import RaggedLayout
 from jumok.models.layers.recurrent import build_rnn, run_packed_rnn, run_rnn_on_tokens
@@ -45,13 +45,11 @@ EmbeddingFunction = Callable[[Tensor], Tensor]  # ids (…) to vectors (…, wid
 
 
 @dataclass(frozen=True)
-class HierarchicalConfig:
+class HierarchicalConfig(Config):
     """Configuration of a :class:`HierarchicalAttentionNetwork`.
 
     The paper has width=50, attention_width=100 and no dropout.
     """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     type: Literal["hierarchical"] = "hierarchical"
     embedding_width: int = 200
@@ -63,8 +61,7 @@ class HierarchicalConfig:
     adversarial_epsilon: float = 0.0  # size of perturbations (see layers/adversarial_training.py)
 
     def __post_init__(self) -> None:
-        check_ranges(
-            self,
+        self.check_ranges(
             positive=("embedding_width", "width", "attention_width"),
             fraction=("dropout", "word_dropout"),
             non_negative=("num_bigrams", "adversarial_epsilon"),

@@ -29,7 +29,7 @@ of a factor; ``C`` classes.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +40,8 @@ from jumok.attention.masks import Mask
 from jumok.attention.scores import Dot
 from jumok.batches.text import ClassificationBatch, TextBatch, TextPairBatch, label_mask
 from jumok.batches.tokens import PAD, LayerAttention, Loss, Tokens
+from jumok.config import Config
 from jumok.models.layers.adversarial_training import adversarial_loss
-from jumok.models.layers.config_checks import check_ranges
 from jumok.models.layers.label_losses import label_loss
 from jumok.models.layers.precision import upcast
 from jumok.models.layers.recurrent import build_rnn, run_rnn_on_tokens
@@ -49,13 +49,11 @@ from jumok.models.layers.word_embedding import BigramEmbedding, drop_words
 
 
 @dataclass(frozen=True)
-class SelfAttentiveConfig:
+class SelfAttentiveConfig(Config):
     """Configuration of a :class:`SelfAttentiveClassifier`, by default a third of the published sizes.
 
     Published, for reviews: embedding_width=100, width=300, attention_width=350, num_hops=30, mlp_width=3000.
     """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     type: Literal["self_attentive"] = "self_attentive"
     cell: Literal["gru", "lstm"] = "lstm"
@@ -77,8 +75,7 @@ class SelfAttentiveConfig:
 
     def __post_init__(self) -> None:
         sizes = ("embedding_width", "width", "num_layers", "attention_width", "num_hops", "mlp_width")
-        check_ranges(
-            self,
+        self.check_ranges(
             positive=(*sizes, "pair_width"),
             non_negative=(
                 "num_bigrams",

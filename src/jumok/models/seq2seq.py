@@ -46,7 +46,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -58,8 +58,8 @@ from jumok.attention.plan_cache import has_hooks
 from jumok.attention.prepared_keys import PreparedKeys
 from jumok.attention.scores import Additive, Concat, Dot, General, ScaledDot, Score
 from jumok.batches.tokens import LayerAttention, Loss, Seq2SeqBatch, Tokens
+from jumok.config import Config
 from jumok.models.layers.bahdanau_loop import can_run_bahdanau_loop, run_bahdanau_loop
-from jumok.models.layers.config_checks import check_ranges
 from jumok.models.layers.deferred_linear import DeferredLinear
 from jumok.models.layers.output_loss import linear_cross_entropy, select_labelled
 from jumok.models.layers.precision import upcast
@@ -78,7 +78,7 @@ ScoreName = Literal["dot", "scaled-dot", "general", "additive", "concat"]
 
 
 @dataclass(frozen=True)
-class Seq2SeqConfig:
+class Seq2SeqConfig(Config):
     """Configuration of a :class:`Seq2Seq`. The defaults are Bahdanau's model. The others are::
 
         Sutskever  cell="lstm", num_layers=4, bidirectional=False, reverse_source=True,
@@ -94,8 +94,6 @@ class Seq2SeqConfig:
     ``readout``: the input of the generator. "plain" is the state; "tanh" is Luong's tanh(W_c [h_t; c_t]);
     "maxout" is that of Cho and Bahdanau: the maximum of each pair of units in U s_t + C c_t + V y_(t−1) + b.
     """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     type: Literal["seq2seq"] = "seq2seq"
     cell: Literal["gru", "lstm"] = "gru"
@@ -115,8 +113,7 @@ class Seq2SeqConfig:
     label_smoothing: float = 0.0  # in training only
 
     def __post_init__(self) -> None:
-        check_ranges(
-            self,
+        self.check_ranges(
             positive=("width", "embedding_width", "num_layers", "attention_window"),
             fraction=("dropout", "label_smoothing"),
         )

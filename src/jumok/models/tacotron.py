@@ -40,7 +40,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +48,8 @@ from torch.nn import functional as F
 
 from jumok.batches.speech import SpeechBatch, frames_as_tokens
 from jumok.batches.tokens import LayerAttention, Loss, Tokens
+from jumok.config import Config
 from jumok.models.layers.cbhg import CBHG, MaskedConvNorm
-from jumok.models.layers.config_checks import check_ranges
 from jumok.models.layers.module_list import build_module_list
 from jumok.models.layers.precision import upcast
 from jumok.models.layers.style_tokens import StyleConfig, StyleTokens
@@ -69,13 +69,11 @@ POSTNET_HIGHWAYS = 4
 
 
 @dataclass(frozen=True)
-class TacotronConfig:
+class TacotronConfig(Config):
     """Configuration of a :class:`Tacotron`.
 
     The paper has ``attention="additive"``, ``postnet_layers=0`` and ``linear_bins=1025``.
     """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     type: Literal["tacotron"] = "tacotron"
     n_mels: int = 80  # M
@@ -109,8 +107,7 @@ class TacotronConfig:
     style: StyleConfig | None = None  # None: no style tokens
 
     def __post_init__(self) -> None:
-        check_ranges(
-            self,
+        self.check_ranges(
             positive=(
                 "n_mels",
                 "reduction_factor",
@@ -132,11 +129,9 @@ class TacotronConfig:
                 "alignment_loss",
                 "stop_loss",
             ),
+            above_zero=("guided_attention_sigma", "stop_positive_weight"),
             fraction=("prenet_dropout",),
         )
-        for name in ("guided_attention_sigma", "stop_positive_weight"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)}: a number above 0 is expected")
         if min(self.prenet_widths) < 1:
             raise ValueError(f"prenet_widths={self.prenet_widths}: two numbers of 1 or more are expected")
         if self.location_kernel_size % 2 == 0:

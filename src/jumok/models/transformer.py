@@ -37,7 +37,7 @@ from jumok.attention.kv_cache import KVCache
 from jumok.attention.masks import Mask
 from jumok.attention.positions import SinusoidalPositions
 from jumok.batches.tokens import LayerAttention, Loss, Seq2SeqBatch, Tokens
-from jumok.models.layers.config_checks import check_heads, check_ranges
+from jumok.config import Config
 from jumok.models.layers.module_list import build_module_list
 from jumok.models.layers.output_loss import linear_cross_entropy, select_labelled
 from jumok.models.layers.precision import to_autocast_dtype
@@ -46,7 +46,7 @@ from jumok.models.transformer_step import SourceMemory, StackedKVCache, Transfor
 
 
 @dataclass(frozen=True)
-class TransformerConfig:
+class TransformerConfig(Config):
     """Configuration of a :class:`Transformer`.
 
     ``norm`` is the position of the layer norms: "post", after each residual sum as in the paper, or "pre",
@@ -54,8 +54,6 @@ class TransformerConfig:
     embeddings share one weight: "none", "target" (target embedding and output layer), or "all" (the source
     embedding too, which needs a joint vocabulary).
     """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     type: Literal["transformer"] = "transformer"
     width: int = 256
@@ -73,12 +71,11 @@ class TransformerConfig:
     layer_norm_eps: ClassVar[float] = 1e-5
 
     def __post_init__(self) -> None:
-        check_ranges(
-            self,
+        self.check_ranges(
             positive=("width", "num_heads", "feed_forward_width", "encoder_layers", "decoder_layers"),
             fraction=("dropout", "attention_dropout", "activation_dropout", "label_smoothing"),
         )
-        check_heads(self.width, self.num_heads)
+        self.check_divisible("width", "num_heads")
 
 
 # ---------------------------------------------------------------------------- layers, shared with BERT

@@ -9,7 +9,7 @@ Subclass the classes in parentheses; their abstract methods are what a task has 
 example.
 
 ``config.py``
-    The recipe: frozen dataclasses (``RecipeSection``, ``DataConfig`` of :mod:`jumok.tasks.config`). The class has
+    The recipe: frozen dataclasses (``Config`` of :mod:`jumok.config`, ``DataConfig`` of :mod:`jumok.tasks.config`). The class has
     ``task: Literal["NAME"]``, ``data``, ``train: TrainConfig``, and a ``model`` whose dataclass has a ``type``.
     ``RECIPE_TYPES`` maps each ``model.type`` to its recipe class; the first one is the default.
 

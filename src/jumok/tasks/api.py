@@ -14,10 +14,10 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -213,8 +213,8 @@ Q = TypeVar("Q", contravariant=True, bound=TaskRequest)
 A = TypeVar("A", covariant=True, bound=TaskResponse)
 
 
-class TaskService(Protocol[Q, A]):
-    """Serves a model of one task. Implementations subclass it.
+class TaskService(ABC, Generic[Q, A]):
+    """Base class of services: each serves a model of one task.
 
     Any thread calls ``estimate_tokens``; only the thread that owns the model calls the other methods.
     """

@@ -1,4 +1,4 @@
-"""The interface of all tasks: the protocols ``Task`` and ``Predictor``, and the data that they exchange.
+"""The interface of all tasks: the base classes ``Task`` and ``Predictor``, and the data that they exchange.
 
 A *task* builds everything that a run needs: data, model, tokenizer. A *predictor* is a model with its tokenizer,
 ready for use. The commands are written once, for all tasks:
@@ -154,11 +154,11 @@ class Evaluation:
         )
 
 
-# --------------------------------------------------------------------------------------------------- protocols
+# ------------------------------------------------------------------------------------------- base classes
 
 
-class Predictor(Protocol[P_co, O_contra]):
-    """A model with its tokenizer, ready for prediction and evaluation. Implementations subclass it."""
+class Predictor(ABC, Generic[P_co, O_contra]):
+    """Base class of predictors: a model with its tokenizer, ready for prediction and evaluation."""
 
     run: Run
     model: Any  # an nn.Module, or an engine's replacement with the same methods
@@ -256,11 +256,8 @@ class PredictionWriter(Protocol):
     def __call__(self, prediction: Any) -> Any: ...
 
 
-class Task(Protocol[PredictorT]):
-    """Builds everything that a run needs. The methods are in the order in which training calls them.
-
-    Implementations subclass it.
-    """
+class Task(ABC, Generic[PredictorT]):
+    """Base class of tasks. Builds everything that a run needs; training calls the methods in this order."""
 
     description: ClassVar[str]  # what a trained model does, as in "translate a text"
     options_type: ClassVar[type[PredictOptions]]
@@ -268,8 +265,10 @@ class Task(Protocol[PredictorT]):
     encodes_with_model: ClassVar[bool] = False  # the model moves to its device before ``build_dataset``
     reads_lines: ClassVar[bool] = True  # False: inputs are not lines of text
     writes_files: ClassVar[bool] = False  # True: predictions are files, see ``open_writer``
-    run: Run
     recipe: Any
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.recipe = run, run.recipe
 
     @property
     def input_example(self) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
+from jumok.config import Config
 from jumok.data.readers.invalid_examples import OnError
 from jumok.data.tokenizers.wordpiece import WordPieceConfig
 from jumok.models.bert import BertConfig
@@ -15,21 +16,19 @@ ColumnName = str | int | list[str | int]  # a column by name or number; of a lis
 AutoBool = Literal["auto"] | bool
 
 
-class RecipeSection:
-    """A section of a recipe, or a recipe. Unknown keys are errors."""
+@dataclass(frozen=True)
+class BeamSearchConfig(Config):
+    """Keys that the ``decode:`` sections of tasks that generate text have."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    beam_size: int = 5  # 1 means greedy search
+    length_penalty: float = 1.0
 
-    def check_positive(self, *names: str) -> None:
-        """Raise ``ValueError`` if one of these fields is below 1."""
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: 1 or more is expected")
+    def __post_init__(self) -> None:
+        self.check_ranges(positive=("beam_size",), non_negative=("length_penalty",))
 
 
 @dataclass(frozen=True)
-class DataConfig(RecipeSection):
+class DataConfig(Config):
     """Keys that most ``data:`` sections have."""
 
     train: DataSource
@@ -39,7 +38,7 @@ class DataConfig(RecipeSection):
     on_error: OnError = "stop"  # skip: leave invalid examples out and count them
 
     def __post_init__(self) -> None:
-        self.check_positive("held_out_size")
+        self.check_ranges(positive=("held_out_size",))
 
 
 @dataclass(frozen=True)
@@ -53,11 +52,11 @@ class BertDataConfig(DataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_positive("window_stride", "max_tokens")
+        self.check_ranges(positive=("window_stride", "max_tokens"))
 
 
 @dataclass(frozen=True)
-class BertRecipe(RecipeSection):
+class BertRecipe(Config):
     """Sections that the recipes of a fine-tuned BERT have."""
 
     task: str

@@ -44,8 +44,7 @@ class SupervisedTask(Task[SupervisedPredictorT], Generic[E, SupervisedPredictorT
     example_type: ClassVar[type]  # the dataclass of its examples
 
     def __init__(self, run: Run) -> None:
-        self.run = run
-        self.recipe = run.recipe
+        super().__init__(run)
         self._skipped_messages: dict[str, None] = {}  # an ordered set
 
     # Data.
@@ -58,9 +57,9 @@ class SupervisedTask(Task[SupervisedPredictorT], Generic[E, SupervisedPredictorT
     def get_split_key(self, example: E) -> str:
         """Examples with the same key are never divided between training data and held-out data."""
 
-    @abstractmethod
     def collect_labels(self, examples: Sequence[E]) -> list[str]:
         """Collect the class names from the training data; empty if the task has no classes."""
+        return []
 
     def log_skipped(self, examples: Iterable[T | InvalidExample]) -> Iterator[T | InvalidExample]:
         """Pass the examples on, and write a message for each invalid one to ``data/skipped.txt``."""

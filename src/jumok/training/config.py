@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 
+from jumok.config import Config
+
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Config):
     """When to stop, what one step does, and what happens between steps.
 
     Training ends at whichever of ``max_steps``, ``max_epochs``, ``max_minutes`` and ``patience`` comes first.
@@ -17,8 +19,6 @@ class TrainConfig:
     >>> TrainConfig(max_steps=1000, schedule="cosine", warmup_steps=100).learning_rate
     0.001
     """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     # When to stop.
     max_steps: int | None = None
@@ -57,18 +57,17 @@ class TrainConfig:
     prefetch_batches: int = 4  # batches prepared in the background
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "max_epochs", "max_minutes"):
-            self._require(name, getattr(self, name) is None or getattr(self, name) > 0, "more than 0")
-        for name in ("batch_tokens", "accumulation_steps", "learning_rate", "eps", "log_every"):
-            self._require(name, getattr(self, name) > 0, "more than 0")
-        for name in ("patience", "warmup_steps", "weight_decay", "max_grad_norm", "seed"):
-            self._require(name, getattr(self, name) >= 0, "0 or more")
-        for name in ("validate_every", "save_every", "average_checkpoints", "prefetch_batches"):
-            self._require(name, getattr(self, name) >= 0, "0 or more")
-        factor = self.divergence_factor
-        self._require("divergence_factor", factor == 0 or factor > 1, "0, or more than 1")
-        self._require("momentum", 0 <= self.momentum < 1, "from 0 to below 1")
-        self._require("betas", all(0 <= beta < 1 for beta in self.betas), "two numbers from 0 to below 1")
+        counts = ("patience", "warmup_steps", "validate_every", "save_every", "average_checkpoints", "prefetch_batches")
+        self.check_ranges(
+            positive=("max_steps", "max_epochs", "batch_tokens", "accumulation_steps", "log_every"),
+            non_negative=(*counts, "weight_decay", "max_grad_norm", "seed"),
+            above_zero=("max_minutes", "learning_rate", "eps"),
+            fraction=("momentum",),
+        )
+        if self.divergence_factor != 0 and not self.divergence_factor > 1:
+            raise ValueError(f"divergence_factor={self.divergence_factor}: 0, or more than 1 is expected")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas={self.betas}: two numbers from 0 to below 1 are expected")
         self._check_stop_conditions()
         try:
             torch.device("cpu" if self.device == "auto" else self.device)
@@ -88,7 +87,3 @@ class TrainConfig:
                     f"warmup_steps={self.warmup_steps} must be less than max_steps={self.max_steps}, "
                     f"where the {self.schedule} schedule ends"
                 )
-
-    def _require(self, name: str, is_valid: bool, expected: str) -> None:
-        if not is_valid:
-            raise ValueError(f"{name}={getattr(self, name)}: {expected} is expected")

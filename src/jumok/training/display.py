@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from jumok.progress import format_duration
+from jumok.progress import ProgressDisplay, format_duration
 from jumok.training.checkpoint import TrainState
 from jumok.training.config import TrainConfig
 from jumok.training.report import TrainingSummary, ValidationReport
@@ -17,7 +16,7 @@ from jumok.training.report import TrainingSummary, ValidationReport
 SAMPLE_INDENT = 8  # of the continuation lines of a sample that is wider than the terminal
 
 
-class TrainingDisplay:
+class TrainingDisplay(ProgressDisplay):
     """Shows the progress of a run on a console. With None, it shows nothing."""
 
     def __init__(
@@ -30,7 +29,6 @@ class TrainingDisplay:
     ) -> None:
         self.console, self.config, self.last_step, self.unit = console, config, last_step, unit
         self._start = initial_state.step, initial_state.seconds
-        self._progress_bar: Progress | None = None
         if console is not None and console.is_terminal:
             position, status = (TextColumn(f"{{task.fields[{name}]}}") for name in ("position", "status"))
             self._progress_bar = Progress(
@@ -39,17 +37,6 @@ class TrainingDisplay:
             is_bounded = last_step is not None or config.max_minutes is not None
             total = 1.0 if is_bounded else None
             self._task = self._progress_bar.add_task("", total=total, position="", status="")
-
-    def __enter__(self) -> TrainingDisplay:
-        if self._progress_bar is not None:
-            self._progress_bar.start()
-        return self
-
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._progress_bar is not None:
-            self._progress_bar.stop()
 
     def print_line(self, text: str) -> None:
         """Print one line."""

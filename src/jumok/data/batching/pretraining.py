@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from jumok.batches.text import PretrainingBatch
 from jumok.batches.tokens import IGNORE
+from jumok.config import Config
 from jumok.data.batching.length_batching import (
     EPOCH_STRIDE,
     KERNEL_BLOCK,
@@ -68,10 +69,8 @@ MAX_MASKED_SHARE = 0.16  # share of the tokens for which there is room for label
 
 
 @dataclass(frozen=True)
-class MaskingConfig:
+class MaskingConfig(Config):
     """How pairs are built and words are masked."""
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     sequence_length: int = 128  # tokens per sequence, including special tokens
     short_sequence_probability: float = 0.1  # share of shorter sequences, so that the model learns from some

@@ -14,13 +14,14 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from jumok.batches.tokens import SPECIAL_TOKENS, UNK
+from jumok.config import Config
 from jumok.data.tokenizers.segmentation import SPACELESS_SCRIPTS, build_word_pattern
 from jumok.errors import InputError
 
@@ -42,10 +43,8 @@ PIECE_PATTERN = rf"{SPACE}?(?:&\w+;|\w+|[^\w{SPACE}{WORD_END}]+)|{SPACE}|{WORD_E
 
 
 @dataclass(frozen=True)
-class TokenizerConfig:
+class TokenizerConfig(Config):
     """Config of a :class:`~jumok.data.tokenizers.tokenizer.Tokenizer`."""
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     type: Literal["bpe", "unigram", "words", "characters"] = "bpe"
     vocab_size: int = 8000  # maximum, including special tokens and bytes

@@ -19,9 +19,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from jumok.batches.tokens import UNK
+from jumok.config import Config
 from jumok.data.tokenizers.segmentation import WORD_REGEX
 from jumok.data.tokenizers.sentence_splitter import split_sentences
 from jumok.data.tokenizers.tokenizer import Tokenizer
@@ -35,10 +36,8 @@ LONG_REFERENCE = re.compile(r"(?<=&#)[0-9]{8,}")  # more digits than any code po
 
 
 @dataclass(frozen=True)
-class WordTokenizerConfig:
+class WordTokenizerConfig(Config):
     """The ``tokenizer:`` section of recipes of word models."""
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     type: Literal["words", "bpe", "unigram", "characters"] = "words"
     vocab_size: int = 30_000  # maximum
@@ -48,8 +47,7 @@ class WordTokenizerConfig:
     max_training_examples: int = 1_000_000  # train on the first so many texts
 
     def __post_init__(self) -> None:
-        if self.max_training_examples < 1:
-            raise ValueError(f"max_training_examples={self.max_training_examples}: expected 1 or more")
+        self.check_ranges(positive=("max_training_examples",))
         try:
             self.tokenizer_config  # noqa: B018  validates the values
         except InputError as error:

@@ -20,13 +20,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from jumok.config import Config
 from jumok.data.tokenizers.backend import BackendTokenizer, encode_batch, read_backend
 from jumok.errors import InputError
 from jumok.files import read_json
@@ -40,10 +41,8 @@ MIN_PAIR_COUNT = 2  # minimum count of a pair of pieces to be merged
 
 
 @dataclass(frozen=True)
-class WordPieceConfig:
+class WordPieceConfig(Config):
     """The ``tokenizer:`` section of BERT recipes."""
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     vocab_size: int = 8000  # maximum, including special tokens
     lowercase: bool = True
@@ -55,8 +54,7 @@ class WordPieceConfig:
     def __post_init__(self) -> None:
         if self.vocab_size < 100:
             raise ValueError(f"vocab_size={self.vocab_size}: expected 100 or more")
-        if self.max_training_examples < 1:
-            raise ValueError(f"max_training_examples={self.max_training_examples}: expected 1 or more")
+        self.check_ranges(positive=("max_training_examples",))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +30,8 @@ from torch import Tensor, nn
 from jumok.attention import core
 from jumok.attention.heads import MultiHead
 from jumok.batches.tokens import Tokens
+from jumok.config import Config
 from jumok.models.layers.cbhg import MaskedBatchNorm
-from jumok.models.layers.config_checks import check_heads, check_ranges
 from jumok.models.layers.module_list import build_module_list
 from jumok.models.layers.precision import upcast
 from jumok.models.layers.recurrent import build_rnn, run_rnn_on_tokens
@@ -42,10 +41,8 @@ MEAN_MOMENTUM = 0.01  # weight of a batch in the moving average
 
 
 @dataclass(frozen=True)
-class StyleConfig:
+class StyleConfig(Config):
     """Configuration of :class:`StyleTokens`."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     num_tokens: int = 10
     num_heads: int = 4
@@ -57,8 +54,8 @@ class StyleConfig:
     large_init: bool = False
 
     def __post_init__(self) -> None:
-        check_ranges(self, positive=("num_tokens", "num_heads", "width"), prefix="style.")
-        check_heads(self.width, self.num_heads, prefix="style.")
+        self.check_ranges(positive=("num_tokens", "num_heads", "width"), prefix="style.")
+        self.check_divisible("width", "num_heads", prefix="style.")
         if not self.conv_channels or min(self.conv_channels) < 1:
             raise ValueError(f"style.conv_channels={self.conv_channels}: one or more numbers of 1 or more are expected")
 

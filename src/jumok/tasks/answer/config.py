@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from jumok.config import Config
 from jumok.metrics.question_answering import AnswerConvention
-from jumok.tasks.config import BertDataConfig, BertRecipe, RecipeSection
+from jumok.tasks.config import BertDataConfig, BertRecipe
 
 
 @dataclass(frozen=True)
@@ -17,17 +18,17 @@ class AnswerDataConfig(BertDataConfig):
 
 
 @dataclass(frozen=True)
-class AnswerDecodeConfig(RecipeSection):
+class AnswerDecodeConfig(Config):
     """The ``decode:`` section."""
 
     max_answer_tokens: int = 30
 
     def __post_init__(self) -> None:
-        self.check_positive("max_answer_tokens")
+        self.check_ranges(positive=("max_answer_tokens",))
 
 
 @dataclass(frozen=True)
-class AnswerEvaluationConfig(RecipeSection):
+class AnswerEvaluationConfig(Config):
     """The ``evaluation:`` section."""
 
     answer_convention: AnswerConvention = "squad"  # official script whose answer normalization is used

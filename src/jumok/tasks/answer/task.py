@@ -11,7 +11,7 @@ span of all windows with the highest product of both probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from torch import nn
 
@@ -52,9 +52,6 @@ class AnswerTask(BertTask[AnswerExample, AnswerPredictor]):
 
     def get_texts(self, example: AnswerExample) -> Iterable[str]:
         return [example.question, example.context]
-
-    def collect_labels(self, examples: Sequence[AnswerExample]) -> list[str]:
-        return []
 
     def build_bert_model(self, config: BertConfig, vocab_size: int) -> nn.Module:
         return BertSpanExtractor(config, vocab_size)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import pydantic
 
+from jumok.config import Config
 from jumok.data.image_inputs import ImageAugmentation
 from jumok.data.readers import captions
 from jumok.data.tokenizers.vocabulary import TokenizerConfig
@@ -14,7 +15,7 @@ from jumok.errors import InputError
 from jumok.metrics.captions import tokenize_caption
 from jumok.models.captioner import CaptionerConfig
 from jumok.models.transformer import TransformerConfig
-from jumok.tasks.config import ColumnName, DataConfig, DataSource, RecipeSection
+from jumok.tasks.config import BeamSearchConfig, ColumnName, DataConfig, DataSource
 from jumok.training import TrainConfig
 
 
@@ -35,7 +36,7 @@ class CaptionDataConfig(DataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_positive("max_words", "builtin_size")
+        self.check_ranges(positive=("max_words", "builtin_size"))
 
     @property
     def columns(self) -> captions.CaptionColumns:
@@ -48,7 +49,7 @@ class CaptionDataConfig(DataConfig):
 
 
 @dataclass(frozen=True)
-class CaptionEncoderConfig(RecipeSection):
+class CaptionEncoderConfig(Config):
     """The ``image_encoder:`` section: the convolutional network, and its feature map that is attended to."""
 
     backbone: str = "small"  # small, tf_efficientnet_lite0, or the name of any network of timm
@@ -70,7 +71,7 @@ class CaptionEncoderConfig(RecipeSection):
 
 
 @dataclass(frozen=True)
-class CaptionTokenizerConfig(RecipeSection):
+class CaptionTokenizerConfig(Config):
     """The ``tokenizer:`` section."""
 
     type: Literal["words", "bpe", "unigram", "characters"] = "words"
@@ -94,21 +95,18 @@ class CaptionTokenizerConfig(RecipeSection):
 
 
 @dataclass(frozen=True)
-class CaptionDecodeConfig(RecipeSection):
+class CaptionDecodeConfig(BeamSearchConfig):
     """The ``decode:`` section: the search."""
 
-    beam_size: int = 5  # 1 means greedy search
-    length_penalty: float = 1.0
     max_tokens: int = 40  # maximum length of a caption
 
     def __post_init__(self) -> None:
-        self.check_positive("beam_size", "max_tokens")
-        if self.length_penalty < 0:
-            raise ValueError(f"length_penalty={self.length_penalty}: 0 or more is expected")
+        super().__post_init__()
+        self.check_ranges(positive=("max_tokens",))
 
 
 @dataclass(frozen=True)
-class CaptionEvaluationConfig(RecipeSection):
+class CaptionEvaluationConfig(Config):
     """The ``evaluation:`` section."""
 
     # Validation metric that selects the best checkpoint.
@@ -116,7 +114,7 @@ class CaptionEvaluationConfig(RecipeSection):
 
 
 @dataclass(frozen=True)
-class CaptionRecipe(RecipeSection):
+class CaptionRecipe(Config):
     """A recipe of captioning."""
 
     task: Literal["caption"]

@@ -111,9 +111,6 @@ class CaptionTask(SupervisedTask[CaptionExample, CaptionPredictor]):
     def get_split_key(self, example: CaptionExample) -> str:
         return example.image.name  # the same images are held out wherever the data is
 
-    def collect_labels(self, examples: Sequence[CaptionExample]) -> list[str]:
-        return []
-
     # Training.
 
     def write_artifacts(self, train_split: DatasetSplit[CaptionExample]) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from jumok.config import Config
 from jumok.data.tokenizers.word_tokenizer import WordTokenizerConfig
 from jumok.models.hierarchical import HierarchicalConfig
 from jumok.models.self_attentive import SelfAttentiveConfig
-from jumok.tasks.config import BertDataConfig, BertRecipe, ColumnName, DataConfig, DataSource, RecipeSection
+from jumok.tasks.config import BertDataConfig, BertRecipe, ColumnName, DataConfig, DataSource
 from jumok.training import TrainConfig
 
 BUILTIN_DATASET = "decisive-words-en"
@@ -31,11 +32,11 @@ class ClassificationDataConfig(DataConfig):
         super().__post_init__()
         if self.regression and self.label_names is not None:
             raise ValueError("regression has no classes: remove label_names")
-        self.check_positive("builtin_size")
+        self.check_ranges(positive=("builtin_size",))
 
 
 @dataclass(frozen=True)
-class ClassificationEvaluationConfig(RecipeSection):
+class ClassificationEvaluationConfig(Config):
     """The ``evaluation:`` section."""
 
     # Validation metric that selects the best checkpoint.
@@ -73,7 +74,7 @@ class WordAttentionDataConfig(ClassificationDataConfig):
 
 
 @dataclass(frozen=True)
-class WordAttentionRecipe(RecipeSection):
+class WordAttentionRecipe(Config):
     """Sections that the recipes of both models of words have."""
 
     task: Literal["classify"]

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from jumok.config import Config
 from jumok.data.batching.pretraining import MaskingConfig
 from jumok.data.readers.invalid_examples import OnError
 from jumok.data.tokenizers.wordpiece import WordPieceConfig
 from jumok.models.bert import BertConfig
-from jumok.tasks.config import AutoBool, ColumnName, DataSource, RecipeSection
+from jumok.tasks.config import AutoBool, ColumnName, DataSource
 from jumok.training import TrainConfig
 
 
 @dataclass(frozen=True)
-class PretrainingDataConfig(RecipeSection):
+class PretrainingDataConfig(Config):
     """The ``data:`` section. :mod:`jumok.data.readers.documents` describes the format of documents."""
 
     train: DataSource | None = None
@@ -27,7 +28,7 @@ class PretrainingDataConfig(RecipeSection):
     packing: AutoBool = "auto"  # concatenate sequences instead of padding; auto: where that is faster
 
     def __post_init__(self) -> None:
-        self.check_positive("held_out_size", "rows_per_document")
+        self.check_ranges(positive=("held_out_size", "rows_per_document"))
         if self.rows_per_document > 1 and self.text_column is None:
             raise ValueError(
                 "rows_per_document counts rows of a table: set the column to read, as in text_column: review"
@@ -35,7 +36,7 @@ class PretrainingDataConfig(RecipeSection):
 
 
 @dataclass(frozen=True)
-class PretrainingRecipe(RecipeSection):
+class PretrainingRecipe(Config):
     """A recipe of pretraining."""
 
     task: Literal["pretrain"]

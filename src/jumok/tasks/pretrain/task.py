@@ -38,9 +38,6 @@ class PretrainingTask(Task[FillMaskPredictor]):
     make_jsonl_reader = staticmethod(jsonl_input.make_pair_reader)
     recipe: PretrainingRecipe
 
-    def __init__(self, run: Run) -> None:
-        self.run, self.recipe = run, run.recipe
-
     @property
     def input_example(self) -> str:
         return "… [MASK] …"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from jumok.config import Config
 from jumok.data.audio import AudioConfig
 from jumok.data.readers.speech import SpeechColumns
 from jumok.data.tokenizers.speech_symbols import NumberLanguage
 from jumok.metrics.cepstral_distortion import NUM_COEFFICIENTS
 from jumok.models.tacotron import TacotronConfig
-from jumok.tasks.config import DataConfig, DataSource, RecipeSection
+from jumok.tasks.config import DataConfig, DataSource
 from jumok.training import TrainConfig
 
 BUILTIN_DATASET = "voices"
@@ -39,9 +40,7 @@ class SpeechDataConfig(DataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_positive("builtin_size")
-        if not self.max_seconds > 0:
-            raise ValueError(f"max_seconds={self.max_seconds}: more than 0 is expected")
+        self.check_ranges(positive=("builtin_size",), above_zero=("max_seconds",))
 
     @property
     def columns(self) -> SpeechColumns:
@@ -56,14 +55,14 @@ class SpeechDataConfig(DataConfig):
 
 
 @dataclass(frozen=True)
-class SpeechTextConfig(RecipeSection):
+class SpeechTextConfig(Config):
     """The ``text:`` section."""
 
     number_language: NumberLanguage | None = "en"  # in which digits are spelled out; None: keep digits
 
 
 @dataclass(frozen=True)
-class SpeechDecodeConfig(RecipeSection):
+class SpeechDecodeConfig(Config):
     """The ``decode:`` section: synthesis."""
 
     # Maximum number of symbols synthesized at once; longer texts are split. None: that of the training texts.
@@ -73,15 +72,15 @@ class SpeechDecodeConfig(RecipeSection):
     magnitude_power: float = 1.2  # exponent of predicted magnitudes before Griffin-Lim
 
     def __post_init__(self) -> None:
-        self.check_positive("max_symbols", "griffin_lim_iterations")
-        if not self.pause_seconds >= 0:
-            raise ValueError(f"pause_seconds={self.pause_seconds}: 0 or more is expected")
-        if not self.magnitude_power > 0:
-            raise ValueError(f"magnitude_power={self.magnitude_power}: more than 0 is expected")
+        self.check_ranges(
+            positive=("max_symbols", "griffin_lim_iterations"),
+            non_negative=("pause_seconds",),
+            above_zero=("magnitude_power",),
+        )
 
 
 @dataclass(frozen=True)
-class SpeechEvaluationConfig(RecipeSection):
+class SpeechEvaluationConfig(Config):
     """The ``evaluation:`` section."""
 
     # Validation metric that selects the best checkpoint. The loss, and its part "mel", are computed with teacher
@@ -90,12 +89,11 @@ class SpeechEvaluationConfig(RecipeSection):
     num_judges: int = 3  # classifiers trained on the recordings to judge synthesized speech; 0: none
 
     def __post_init__(self) -> None:
-        if self.num_judges < 0:
-            raise ValueError(f"num_judges={self.num_judges}: 0 or more is expected")
+        self.check_ranges(non_negative=("num_judges",))
 
 
 @dataclass(frozen=True)
-class SpeechRecipe(RecipeSection):
+class SpeechRecipe(Config):
     """A recipe of speech synthesis."""
 
     task: Literal["speak"]

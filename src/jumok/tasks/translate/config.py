@@ -7,12 +7,13 @@ from typing import Annotated, Literal
 
 import pydantic
 
+from jumok.config import Config
 from jumok.data.tokenizers.vocabulary import TokenizerConfig
 from jumok.metrics.translation import BleuTokenization
 from jumok.models.convolutional import ConvolutionalConfig
 from jumok.models.seq2seq import Seq2SeqConfig
 from jumok.models.transformer import TransformerConfig
-from jumok.tasks.config import AutoBool, DataConfig, DataSource, RecipeSection
+from jumok.tasks.config import AutoBool, BeamSearchConfig, DataConfig, DataSource
 from jumok.training import TrainConfig
 
 BUILTIN_CORPUS = "english-korean"
@@ -38,7 +39,7 @@ class TranslationDataConfig(DataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_positive("max_tokens", "builtin_size", "max_concatenated_pairs")
+        self.check_ranges(positive=("max_tokens", "builtin_size", "max_concatenated_pairs"))
         are_named = isinstance(self.source, str) and isinstance(self.target, str)
         if self.preprocessing != "none" and not are_named:
             raise ValueError(
@@ -48,7 +49,7 @@ class TranslationDataConfig(DataConfig):
 
 
 @dataclass(frozen=True)
-class WordVectorsConfig(RecipeSection):
+class WordVectorsConfig(Config):
     """The ``word_vectors:`` section: files of word vectors (.vec, word2vec) to initialize the embeddings from."""
 
     source: str | None = None
@@ -56,33 +57,28 @@ class WordVectorsConfig(RecipeSection):
 
 
 @dataclass(frozen=True)
-class TranslationDecodeConfig(RecipeSection):
+class TranslationDecodeConfig(BeamSearchConfig):
     """The ``decode:`` section: the search, and the attention that word alignments are read from."""
 
-    beam_size: int = 5  # 1 means greedy search
-    length_penalty: float = 1.0
     coverage_penalty: float = 0.0  # penalty for source words that get little attention
     # None: `jumok eval` selects layer and shift as `jumok align` does; `jumok run` uses the last layer but one.
     alignment_layer: int | None = None
     alignment_shift: bool | None = None  # read the alignment of a word from the next decoder step
 
     def __post_init__(self) -> None:
-        self.check_positive("beam_size")
-        if self.length_penalty < 0 or self.coverage_penalty < 0:
-            raise ValueError(
-                f"length_penalty={self.length_penalty}, coverage_penalty={self.coverage_penalty}: 0 or more is expected"
-            )
+        super().__post_init__()
+        self.check_ranges(non_negative=("coverage_penalty",))
 
 
 @dataclass(frozen=True)
-class TranslationEvaluationConfig(RecipeSection):
+class TranslationEvaluationConfig(Config):
     """The ``evaluation:`` section."""
 
     bleu_tokenizer: BleuTokenization | Literal["auto"] = "auto"  # auto: by the language ``data.target``
 
 
 @dataclass(frozen=True)
-class TranslationRecipe(RecipeSection):
+class TranslationRecipe(Config):
     """A recipe of translation."""
 
     task: Literal["translate"]

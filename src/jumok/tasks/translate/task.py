@@ -43,7 +43,7 @@ class TranslationTask(Task[TranslationPredictor]):
     recipe: TranslationRecipe
 
     def __init__(self, run: Run) -> None:
-        self.run, self.recipe = run, run.recipe
+        super().__init__(run)
         self.data = TranslationData(self.recipe.data, run.folder)
 
     def prepare(self, console: Console) -> list[str]:
