@@ -29,16 +29,16 @@ from pathlib import Path
 ROOT = next(one for one in (Path.cwd(), *Path.cwd().parents) if (one / "bench" / "results").is_dir())
 
 
-def measured(file: str, case: str = "", way: str = "ours") -> dict:
-    """A row of a file of results, the figures of one way of it, and the machine."""
+def measured(file: str, case: str = "", implementation: str = "ours") -> dict:
+    """A row of a file of results, the figures of one implementation, and the machine."""
     told = json.loads((ROOT / "bench" / "results" / file).read_text())
-    row = next(one for one in told["rows"] if case in one["case"] and way in one["ways"])
-    return {**row, **row["ways"][way], "machine": told["machine"]}
+    row = next(one for one in told["rows"] if case in one["case"] and implementation in one["implementations"])
+    return {**row, **row["implementations"][implementation], "machine": told["machine"]}
 
 
 translation = measured("training-transformer-nvidia-h200.json", "6+6 layers of 512")
 bert = measured("bert-pretraining-nvidia-h200.json", "12 layers of 768")
-beam = measured("decoding-nvidia-h200.json", "beam 5, batch 128", way="graphed")
+beam = measured("decoding-nvidia-h200.json", "beam 5, batch 128", implementation="graphed")
 reading = measured("bert-inference-amd-epyc.json", "as sentences are")
 
 print(f"Transformer base, training: {translation['tokens_s']:>9,.0f} target tokens a second, one H200")
@@ -139,7 +139,7 @@ for n in (2, 8, 64):
 # launches: the same benchmark without recording (`ours, launched`) says how much.
 
 # %%
-launched = measured("training-transformer-nvidia-h200.json", "6+6 layers of 512", way="ours, launched")
+launched = measured("training-transformer-nvidia-h200.json", "6+6 layers of 512", implementation="ours, launched")
 print(f"recorded {translation['tokens_s']:,.0f}, launched one by one {launched['tokens_s']:,.0f} tokens a second:")
 print(
     f"several GPUs begin to pay at {ceil(translation['tokens_s'] / launched['tokens_s'])} of them or more, for a base model"
@@ -179,10 +179,10 @@ print(f"1,000,000 translated sentences: {1e6 / (beam['sentences_s'] * LOAD) / 36
 
 for path in sorted((ROOT / "bench" / "results").glob("serving-*.json")):  # the whole service, where it was measured
     told = json.loads(path.read_text())
-    for way, found in told["rows"][0]["ways"].items():
+    for implementation, found in told["rows"][0]["implementations"].items():
         if "sentences_s" in found:
             print(
-                f"{told['machine'].get('gpu') or told['machine']['cpu']}, {way}: {found['sentences_s']:,.0f} sentences a second"
+                f"{told['machine'].get('gpu') or told['machine']['cpu']}, {implementation}: {found['sentences_s']:,.0f} sentences a second"
             )
 
 # %% [markdown]

@@ -13,7 +13,7 @@ from jumok.training.schedule import MAX_COUNTED_EPOCHS, compute_last_step, compu
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"max_steps": 0}, "max_steps=0: more than 0"),
+        ({"max_steps": 0}, "max_steps=0: 1 or more"),
         ({"max_epochs": -1}, "max_epochs=-1"),
         ({"max_minutes": float("nan")}, "max_minutes=nan"),
         ({"patience": 0}, "nothing ends the training"),

@@ -9,9 +9,9 @@ Subclass the classes in parentheses; their abstract methods are what a task has 
 example.
 
 ``config.py``
-    The recipe: frozen dataclasses (``Config`` of :mod:`jumok.config`, ``DataConfig`` of :mod:`jumok.tasks.config`). The class has
-    ``task: Literal["NAME"]``, ``data``, ``train: TrainConfig``, and a ``model`` whose dataclass has a ``type``.
-    ``RECIPE_TYPES`` maps each ``model.type`` to its recipe class; the first one is the default.
+    The recipe: frozen dataclasses (``Config`` of :mod:`jumok.config`, ``DataConfig`` of :mod:`jumok.tasks.config`).
+    The class has ``task: Literal["NAME"]``, ``data``, ``train: TrainConfig``, and a ``model`` whose dataclass has a
+    ``type``. ``RECIPE_TYPES`` maps each ``model.type`` to its recipe class; the first one is the default.
 
 ``task.py``
     The task (:class:`jumok.tasks.base.Task`), and ``build_task(run)``, which returns it. For labelled examples,
