@@ -20,6 +20,7 @@ GROUPS = {
         "attention/test_pooled_kernel.py",
         "attention/test_short_kernel.py",
         "attention/test_short_dropout.py",
+        "attention/test_statistics_kernel.py",
     ],
     "models": [
         "models/test_gru_kernel.py",

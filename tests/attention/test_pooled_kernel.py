@@ -174,7 +174,7 @@ def test_the_kernel_and_the_row_chunks_agree(head: int | slice | list[int] | Non
     """A rectangle of a captured call: grouped heads, causal, masked keys, unknown row sums."""
     from jumok.look.capture.captured_attention import CapturedAttention
     from jumok.look.views import statistics
-    from jumok.look.views.gpu_pooling import pool_map_on_gpu
+    from jumok.look.views.gpu_kernels import pool_map_on_gpu
     from jumok.look.views.row_chunks import resolve_choice
 
     query, key = torch.randn(2, 6, 50, 16, device=DEVICE), torch.randn(2, 3, 70, 16, device=DEVICE)

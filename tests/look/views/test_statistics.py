@@ -66,6 +66,8 @@ def chunk_size(request: pytest.FixtureRequest) -> Iterator[None]:
     """Compute in one chunk, and in many chunks of few rows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_chunks, "MAX_CHUNK_ELEMENTS", request.param)
+        patch.setattr(row_chunks, "CACHED_CHUNK_ELEMENTS", request.param)
+        patch.setattr(row_chunks, "MIN_CACHED_ROWS", 1)
         yield
 
 
@@ -129,6 +131,7 @@ def test_weights_and_sums(example: tuple[CapturedAttention, Tensor]) -> None:
     torch.testing.assert_close(statistics.compute_weights(attention), exact)
     torch.testing.assert_close(statistics.compute_received_weight(attention, batch=None), exact.sum(-2))
     torch.testing.assert_close(statistics.compute_entropy(attention, batch=None), torch.special.entr(exact).sum(-1))
+    torch.testing.assert_close(statistics.compute_sink_share(attention, batch=None), exact[..., 0])
     assert ((statistics.compute_weights(attention).sum(-1) - 1).abs() < 1e-9).logical_or(exact.sum(-1) == 0).all()
 
 
@@ -197,6 +200,22 @@ def test_distance_profile(example: tuple[CapturedAttention, Tensor]) -> None:
     assert profile.shape[-1] == distances.max() + 1
     expected = [exact.masked_fill(distances != d, 0).sum((-1, -2)) / rows for d in range(profile.shape[-1])]
     torch.testing.assert_close(profile, torch.stack(expected, -1))
+
+
+@in_chunks
+@few_examples
+@given(attentions())
+def test_all_statistics_in_one_pass_are_those_of_each_alone(example: tuple[CapturedAttention, Tensor]) -> None:
+    attention, _ = example
+    together = statistics.compute_statistics(attention, num_top=3, batch=0, head=-1)
+    alone = [
+        statistics.compute_received_weight(attention, head=-1),
+        statistics.compute_entropy(attention, head=-1),
+        statistics.compute_distance_profile(attention, head=-1),
+        statistics.compute_sink_share(attention, head=-1),
+        *statistics.find_top_keys(attention, 3, head=-1),
+    ]
+    assert all(torch.equal(x, y) for x, y in zip(together, alone, strict=True))
 
 
 @in_chunks

@@ -134,6 +134,15 @@ class CapturedLayer:
         """
         return statistics.compute_pooled_map(self.attention, batch=batch, head=head, rows=rows, cols=cols, size=size)
 
+    def statistics(
+        self, *, num_top: int = 8, batch: IndexChoice = 0, head: IndexChoice = None
+    ) -> statistics.AttentionStatistics:
+        """Return all of the following in one pass.
+
+        See :func:`jumok.look.views.statistics.compute_statistics`.
+        """
+        return statistics.compute_statistics(self.attention, num_top=num_top, batch=batch, head=head)
+
     def received_weight(self, *, batch: IndexChoice = 0, head: IndexChoice = None) -> Tensor:
         """See :func:`jumok.look.views.statistics.compute_received_weight`."""
         return statistics.compute_received_weight(self.attention, batch=batch, head=head)
@@ -149,6 +158,10 @@ class CapturedLayer:
     def distance_profile(self, *, batch: IndexChoice = 0, head: IndexChoice = None) -> Tensor:
         """See :func:`jumok.look.views.statistics.compute_distance_profile`."""
         return statistics.compute_distance_profile(self.attention, batch=batch, head=head)
+
+    def sink_share(self, *, batch: IndexChoice = 0, head: IndexChoice = None) -> Tensor:
+        """See :func:`jumok.look.views.statistics.compute_sink_share`."""
+        return statistics.compute_sink_share(self.attention, batch=batch, head=head)
 
     def _find_lookup(self, axis: int) -> TokenLookup | None:
         query_ids = self._source.query_ids

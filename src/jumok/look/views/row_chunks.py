@@ -16,6 +16,8 @@ IndexChoice = int | slice | Sequence[int] | Tensor | None  # indices along one a
 IndexSpan = int | slice | tuple[int, int] | None  # contiguous indices: (first, one after the last)
 
 MAX_CHUNK_ELEMENTS = 1 << 22  # 16 MiB of float32; only a few such tensors exist at a time
+CACHED_CHUNK_ELEMENTS = 1 << 18  # 1 MiB, which stays in the cache of a CPU core …
+MIN_CACHED_ROWS = 64  # … unless it has so few rows that reading the keys takes most of the time
 
 
 class RowChunk(NamedTuple):
@@ -62,6 +64,10 @@ def _choose_chunk_size(attention: CapturedAttention, num_heads: int, num_rows: i
     batch, total_heads, _, num_keys = attention.shape
     if attention.score_function is not None:  # it always scores the whole batch and all heads
         return num_heads, get_rows_per_chunk(batch * total_heads * num_keys)
+    if attention.query.device.type == "cpu" and attention.key.dtype == attention.dtype:
+        heads_per_chunk = min(num_heads, CACHED_CHUNK_ELEMENTS // max(1, num_keys * num_rows))
+        cached_rows = max(MIN_CACHED_ROWS, CACHED_CHUNK_ELEMENTS // max(1, num_keys))
+        return max(1, heads_per_chunk), min(cached_rows, get_rows_per_chunk(num_keys))
     # The keys of a head are converted to float32, which needs memory too.
     heads_per_chunk = min(num_heads, get_rows_per_chunk(num_keys * max(num_rows, attention.query.shape[-1])))
     return max(1, heads_per_chunk), get_rows_per_chunk(num_keys * heads_per_chunk)
