@@ -42,6 +42,7 @@ from jumok.attention.kernels.common import (
     next_power_of_2,
     pad_width,
 )
+from jumok.attention.kernels.launcher import launch
 from jumok.attention.kernels.lse import compute_pair_mask
 
 FIXED_POINT_BITS = 40  # 2^23 queries and keys fit in 64 bits
@@ -231,29 +232,29 @@ def compute_attention_statistics(
     constants |= {"WINDOWED": window is not None, "HAS_KEY_MASK": key_mask is not None}
     mask = lse if key_mask is None else key_mask.contiguous()
     first, last = _find_visible_diagonals(R, C, blocks.side, diagonal, window)
-    with torch.cuda.device_of(query):
-        if H and first <= last:
-            longest = min(divide_up(R, blocks.side), key_blocks)
-            num_splits = min(longest, divide_up(TARGET_PROGRAMS, H * (last - first + 1)))
-            share = divide_up(longest, num_splits)
-            _statistics_kernel[(last - first + 1, H, divide_up(longest, share))](
-                query, key, lse, mask, received, entropy, distances, maxima,
-                *common, offset, first, share, key_blocks, num_distances, H // G, *strides,
-                SCALE=float(1 << FIXED_POINT_BITS), HAS_MAXIMA=num_top > 0, **constants,
-                **launch_options(blocks.num_warps, blocks.num_stages),
-            )  # fmt: skip
-        if num_top:
-            top_weights = query.new_zeros(H, R, num_top, dtype=torch.float32)
-            top_keys = torch.full((H, R, num_top), -1, dtype=torch.int64, device=query.device)
-            if H and R:
-                _top_kernel[(R, H)](
-                    query, key, lse, mask, maxima, top_weights, top_keys, *common, key_blocks, H // G, *strides,
-                    K=num_top, PADDED_K=next_power_of_2(num_top), PADDED_BLOCKS=next_power_of_2(key_blocks),
-                    **constants, **launch_options(1 if num_top <= 8 else 4),
-                )  # fmt: skip
+    if H and first <= last:
+        longest = min(divide_up(R, blocks.side), key_blocks)
+        num_splits = min(longest, divide_up(TARGET_PROGRAMS, H * (last - first + 1)))
+        share = divide_up(longest, num_splits)
+        launch(
+            _statistics_kernel, (last - first + 1, H, divide_up(longest, share)),
+            query, key, lse, mask, received, entropy, distances, maxima,
+            *common, offset, first, share, key_blocks, num_distances, H // G, *strides,
+            SCALE=float(1 << FIXED_POINT_BITS), HAS_MAXIMA=num_top > 0, **constants,
+            **launch_options(blocks.num_warps, blocks.num_stages),
+        )  # fmt: skip
     sums = {"received_weight": received, "entropy": entropy, "distance_profile": distances}
     fields = {name: (x.double() * 2.0**-FIXED_POINT_BITS).float() for name, x in sums.items()}
-    return fields | ({"top_weights": top_weights, "top_keys": top_keys} if num_top else {})
+    if num_top:
+        fields["top_weights"] = query.new_zeros(H, R, num_top, dtype=torch.float32)
+        fields["top_keys"] = torch.full((H, R, num_top), -1, device=query.device)
+        launch(
+            _top_kernel, (R, H), query, key, lse, mask, maxima, fields["top_weights"], fields["top_keys"],
+            *common, key_blocks, H // G, *strides,
+            K=num_top, PADDED_K=next_power_of_2(num_top), PADDED_BLOCKS=next_power_of_2(key_blocks),
+            **constants, **launch_options(1 if num_top <= 8 else 4),
+        )  # fmt: skip
+    return fields
 
 
 def choose_statistics_blocks(query: Tensor) -> StatisticsBlockSizes:
