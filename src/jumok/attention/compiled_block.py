@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules import module as nn_module
 
 
 class CompiledBlock(nn.Module):
@@ -47,3 +48,19 @@ def _get_inductor_options() -> dict[str, Any]:
     from torch._inductor import config
 
     return {"triton.mix_order_reduction": False} if hasattr(config.triton, "mix_order_reduction") else {}
+
+
+def has_hooks(module: Any) -> bool:
+    """Return whether calling the module does more than the ``forward`` of its class."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or (module._compiled_call_impl is not None and not isinstance(module, CompiledBlock))
+        or "forward" in module.__dict__
+        or nn_module._global_forward_hooks
+        or nn_module._global_forward_pre_hooks
+        or nn_module._global_backward_hooks
+        or nn_module._global_backward_pre_hooks
+    )

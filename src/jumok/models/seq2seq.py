@@ -52,9 +52,9 @@ import torch
 from torch import Tensor, nn
 
 from jumok.attention import core, masks
+from jumok.attention.compiled_block import has_hooks
 from jumok.attention.mask_types import move_to_device
 from jumok.attention.masks import Mask
-from jumok.attention.plan_cache import has_hooks
 from jumok.attention.prepared_keys import PreparedKeys
 from jumok.attention.scores import Additive, Concat, Dot, General, ScaledDot, Score
 from jumok.batches.tokens import LayerAttention, Loss, Seq2SeqBatch, Tokens

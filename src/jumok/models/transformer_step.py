@@ -21,12 +21,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jumok.attention.arguments import get_autocast_dtype
-from jumok.attention.compiled_block import Projection
+from jumok.attention.compiled_block import Projection, has_hooks
 from jumok.attention.core import is_observed
 from jumok.attention.heads import MultiHead
 from jumok.attention.kv_cache import KVBuffer, KVCache
 from jumok.attention.mask_types import move_to_device
-from jumok.attention.plan_cache import has_hooks
 from jumok.attention.positions import SinusoidalPositions
 
 if TYPE_CHECKING:
