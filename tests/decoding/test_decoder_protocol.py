@@ -186,6 +186,20 @@ def test_all_sources_in_their_order_need_no_copy(model: Any) -> None:
 
 
 @torch.inference_mode()
+def test_rows_that_stay_with_their_source_leave_the_memory_where_it_is(model: Any) -> None:
+    def get_memory(state: Any) -> Any:
+        return state.source if isinstance(model, Transformer | CaptionTransformer) else state.memory
+
+    state = model.start(build_source(model)).reorder(torch.arange(4).repeat_interleave(3), range(4))
+    _, state = model.step(state, torch.full((12,), BOS))
+    within = state.reorder(torch.tensor([2, 2, 0, 3, 4, 5, 8, 7, 6, 9, 9, 9]), range(4))
+    assert get_memory(within) is get_memory(state)
+    fewer = within.reorder(torch.tensor([3, 4, 5, 9, 10, 11]), [1, 3])
+    assert get_memory(fewer) is None or get_memory(fewer) is not get_memory(state)
+    assert (fewer.rows_per_source, fewer.reorder(torch.tensor([2, 3, 4])).rows_per_source) == (3, 1)
+
+
+@torch.inference_mode()
 def test_reorder_to_zero_rows(model: Any) -> None:
     nothing = torch.tensor([], dtype=torch.long)
     state = model.start(build_source(model)).reorder(torch.arange(4).repeat_interleave(3), range(4))

@@ -1,6 +1,5 @@
 """The convolutional model beside the formulas of its paper, and each way through it beside the others."""
 
-import copy
 import dataclasses
 import math
 from typing import Any
@@ -178,20 +177,6 @@ def test_initial_loss_is_that_of_guessing() -> None:
 # --------------------------------------------------------------------------- padding and causality
 
 
-@pytest.mark.parametrize("kernel", [1, 3, 5])
-def test_padding_does_not_matter(kernel: int) -> None:
-    model = small(kernel_size=kernel).eval()
-    batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS, min_lengths=(11, 13))
-    for tokens in (batch.source, batch.target):
-        tokens.ids[~tokens.valid_mask] = 19  # whatever stands there
-    alone = [model.loss(Seq2SeqBatch.from_sequences([s], [t])).total for s, t in zip(SOURCES, TARGETS, strict=True)]
-    torch.testing.assert_close(model.loss(batch).total, sum(alone))
-    for row, one in enumerate(alone):
-        labels = torch.full_like(batch.labels, IGNORE)
-        labels[row] = batch.labels[row]
-        torch.testing.assert_close(model.loss(dataclasses.replace(batch, labels=labels)).total, one)
-
-
 def test_later_words_do_not_matter() -> None:
     model = small().eval()
     one, other = (
@@ -207,20 +192,6 @@ def test_later_words_do_not_matter() -> None:
 
 
 # ------------------------------------------------------------------------------------- decoding
-
-
-def test_the_source_is_copied_only_if_its_rows_change() -> None:
-    model = small().eval()
-    start = model.start(Seq2SeqBatch.from_sequences(SOURCES, TARGETS).source)
-    assert start.reorder(torch.arange(4), range(4)) is start
-    beams = start.reorder(torch.arange(4).repeat_interleave(3), range(4))
-    assert beams.memory is start.memory
-    assert beams.rows_per_source == 3
-    fewer = beams.reorder(torch.tensor([3, 5, 4, 11, 9, 10]), [1, 3])
-    assert fewer.memory.tokens.lengths == (2, 3)
-    assert fewer.reorder(torch.tensor([2, 3, 4])).memory.tokens.lengths == (2, 3, 3)
-    none = fewer.reorder(torch.tensor([], dtype=torch.long), [])
-    assert model.step(none, torch.tensor([], dtype=torch.long))[0].shape == (0, TARGET)
 
 
 def test_maps_equal_those_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,73 +223,6 @@ def test_maps_equal_those_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------------------------- training
 
 
-def test_smoothing_and_dropout_are_for_training_only() -> None:
-    batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
-    model = small(dropout=0.5)
-    loss = model.loss(batch)
-    assert not torch.isclose(loss.total, loss.parts["nll"])
-    assert not torch.equal(loss.total, model.loss(batch).total)
-    loss = model.eval().loss(batch)
-    assert torch.equal(loss.total, loss.parts["nll"])
-    assert torch.equal(loss.total, model.loss(batch).total)
-
-
-def test_under_autocast_the_loss_is_near_and_gradients_are_float32() -> None:
-    model = small().float()
-    batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
-    exact = model.loss(batch).total
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = model.loss(batch)
-        state = model.start(batch.source)
-        _, state = model.step(state, torch.full((4,), BOS))
-        model.step(state.reorder(torch.tensor([2, 0])), torch.tensor([5, 6]))
-    loss.total.backward()
-    assert loss.total.dtype == torch.float32
-    torch.testing.assert_close(loss.total, exact, rtol=0.02, atol=0.1)
-    assert all(one.grad is not None and one.grad.dtype == torch.float32 for one in model.parameters())
-
-
-def test_deep_copies_are_independent() -> None:
-    batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
-    for tie in ("none", "target", "all"):
-        model = small(tie_embeddings=tie)
-        twin = copy.deepcopy(model)
-        torch.testing.assert_close(twin.loss(batch).total, model.loss(batch).total)
-        with torch.no_grad():
-            for parameter in twin.parameters():
-                parameter.zero_()
-        assert model.loss(batch).total.isfinite()
-        assert tie == "none" or model.output.weight is model.target_embedding.weight
-
-
-def test_learns_to_copy() -> None:
-    config = ConvolutionalConfig(
-        embedding_width=32,
-        width=32,
-        encoder_layers=1,
-        decoder_layers=1,
-        dropout=0.0,
-        label_smoothing=0.0,
-        max_positions=8,
-    )
-    model = ConvolutionalSeq2Seq(config, 12, 12)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-
-    def sentences() -> list[list[int]]:
-        return [torch.randint(4, 12, (int(n),)).tolist() for n in torch.randint(2, 7, (64,))]
-
-    for _ in range(200):
-        lines = sentences()
-        loss = model.loss(Seq2SeqBatch.from_sequences(lines, lines))
-        optimizer.zero_grad()
-        (loss.total / loss.count).backward()
-        optimizer.step()
-    lines = sentences()
-    with torch.inference_mode():
-        loss = model.eval().loss(Seq2SeqBatch.from_sequences(lines, lines))
-    assert loss.total.item() / loss.count < 0.1
-
-
 # --------------------------------------------------------------------------------- what is refused
 
 
@@ -334,29 +238,3 @@ def test_sequences_longer_than_the_positions_raise() -> None:
     with pytest.raises(InputError, match="position 17"):
         model.step(state, torch.tensor([6]))
     small(position_encoding="sinusoid").loss(Seq2SeqBatch.from_sequences([[5] * 40], [[6] * 40]))
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"kernel_size": 4}, "kernel_size=4"),
-        ({"width": 0}, "width=0"),
-        ({"max_positions": 0}, "max_positions=0"),
-        ({"dropout": 1.0}, "dropout=1.0"),
-    ],
-)
-def test_invalid_configs_raise(changes: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        dataclasses.replace(SMALL, **changes)
-
-
-def test_tying_all_needs_one_vocabulary() -> None:
-    with pytest.raises(ValueError, match=r"23 source words and 29 target words"):
-        ConvolutionalSeq2Seq(dataclasses.replace(SMALL, tie_embeddings="all"), SOURCE, TARGET)
-
-
-def test_packed_tokens_raise() -> None:
-    model, packed = small(), Seq2SeqBatch.from_sequences(SOURCES, TARGETS, packed=True)
-    for refused in (model.loss, model.compute_attention_maps, lambda batch: model.start(batch.source)):
-        with pytest.raises(ValueError, match="padded"):
-            refused(packed)

@@ -284,21 +284,6 @@ def test_packed_in_another_order_costs_the_same() -> None:
     torch.testing.assert_close(model.loss(mixed).total, model.loss(Seq2SeqBatch.from_sequences(SOURCES, TARGETS)).total)
 
 
-def test_padding_does_not_matter() -> None:
-    model = small().eval()
-    alone = torch.cat(
-        [
-            each_label(model, Seq2SeqBatch.from_sequences([source], [target]))
-            for source, target in zip(SOURCES, TARGETS, strict=True)
-        ]
-    )
-    batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS, min_lengths=(11, 13))
-    torch.testing.assert_close(each_label(model, batch), alone)
-    for tokens in (batch.source, batch.target):
-        tokens.ids[~tokens.valid_mask] = 19  # whatever stands there
-    torch.testing.assert_close(each_label(model, batch), alone)
-
-
 def test_later_words_do_not_matter() -> None:
     model = small().eval()
     one, other = (log_p(model, [5, 6], target) for target in ([7, 8, 9], [7, 8, 10]))
@@ -307,30 +292,6 @@ def test_later_words_do_not_matter() -> None:
 
 
 # ------------------------------------------------------------------------------------- decoding
-
-
-def test_the_source_is_copied_only_if_its_rows_change() -> None:
-    model = small().eval()
-    with torch.no_grad():
-        start = model.start(Seq2SeqBatch.from_sequences(SOURCES, TARGETS).source)
-        assert start.reorder(torch.arange(4), range(4)) is start
-        beams = start.reorder(torch.arange(4).repeat_interleave(3), range(4))
-        assert beams.source is start.source
-        assert beams.rows_per_source == 3
-        _, state = model.step(beams, torch.full((12,), BOS))
-        within = state.reorder(torch.tensor([2, 2, 0, 3, 4, 5, 8, 7, 6, 9, 9, 9]), range(4))
-        assert within.source is start.source
-        fewer = within.reorder(torch.tensor([3, 4, 5, 9, 10, 11]), [1, 3])
-        assert [len(cache.lengths) for cache in fewer.source.caches] == [2] * 3
-        assert fewer.source.caches[0].lengths == (2, 3)
-        alone = fewer.reorder(torch.tensor([2, 3, 4]))
-        assert alone.source.caches[0].lengths == (2, 3, 3)
-        assert alone.rows_per_source == 1
-        for none in (
-            fewer.reorder(torch.tensor([], dtype=torch.long), []),
-            fewer.reorder(torch.tensor([], dtype=torch.long)),
-        ):
-            assert model.step(none, torch.tensor([], dtype=torch.long))[0].shape == (0, TARGET)
 
 
 @pytest.mark.parametrize(
@@ -388,46 +349,6 @@ def test_maps_are_where_the_steps_looked(norm: str) -> None:
 # ------------------------------------------------------------------------------------- training
 
 
-def test_smoothing_and_dropout_are_for_training_only() -> None:
-    batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
-    model = small(label_smoothing=0.3)
-    loss = model.loss(batch)
-    assert not torch.isclose(loss.total, loss.parts["nll"])
-    assert not loss.parts["nll"].requires_grad
-    loss = model.eval().loss(batch)
-    assert torch.equal(loss.total, loss.parts["nll"])
-    for name in ("dropout", "attention_dropout", "activation_dropout"):
-        model = small(**{name: 0.5})
-        assert not torch.equal(model.loss(batch).total, model.loss(batch).total), name
-        model.eval()
-        assert torch.equal(model.loss(batch).total, model.loss(batch).total), name
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_under_autocast_the_loss_is_near_and_gradients_are_float32(packed: bool) -> None:
-    model = small().float()
-    batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS, packed=packed)
-    exact = model.loss(batch).total
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = model.loss(batch)
-    loss.total.backward()
-    assert loss.total.dtype == torch.float32
-    torch.testing.assert_close(loss.total, exact, rtol=0.02, atol=0.1)
-    assert all(one.grad is not None and one.grad.dtype == torch.float32 for one in model.parameters())
-
-
-def test_steps_under_autocast_are_near() -> None:
-    model = small().float().eval()
-    source = Seq2SeqBatch.from_sequences(SOURCES, TARGETS).source
-    with torch.inference_mode():
-        exact, _ = model.step(model.start(source), torch.full((4,), BOS))
-        with torch.autocast("cpu", torch.bfloat16):
-            state = model.start(source)
-            logits, state = model.step(state, torch.full((4,), BOS))
-            model.step(state.reorder(torch.tensor([2, 0])), torch.tensor([5, 6]))
-    torch.testing.assert_close(logits.float(), exact, rtol=0.05, atol=0.2)
-
-
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 def test_compiled_once_for_all_batches() -> None:
     """What differs from batch to batch, masks and lengths, is no part of what is compiled."""
@@ -454,65 +375,4 @@ def test_compiled_once_for_all_batches() -> None:
     torch.compiler.reset()
 
 
-def test_it_learns_to_copy() -> None:
-    config = TransformerConfig(
-        width=32, num_heads=2, feed_forward_width=64, encoder_layers=1, decoder_layers=1, dropout=0.0,
-        label_smoothing=0.0, tie_embeddings="all",
-    )  # fmt: skip
-    model = Transformer(config, 12, 12)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-
-    def sentences() -> list[list[int]]:
-        return [torch.randint(4, 12, (int(n),)).tolist() for n in torch.randint(2, 7, (64,))]
-
-    for _ in range(200):
-        lines = sentences()
-        loss = model.loss(Seq2SeqBatch.from_sequences(lines, lines))
-        optimizer.zero_grad()
-        (loss.total / loss.count).backward()
-        optimizer.step()
-    lines = sentences()
-    with torch.inference_mode():
-        loss = model.eval().loss(Seq2SeqBatch.from_sequences(lines, lines))
-    assert loss.total.item() / loss.count < 0.1
-
-
 # --------------------------------------------------------------------------------- what is refused
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"width": 10, "num_heads": 3}, "width=10"),
-        ({"num_heads": 0}, "num_heads=0"),
-        ({"decoder_layers": 0}, "decoder_layers=0"),
-        ({"dropout": 1.0}, "dropout=1.0"),
-        ({"label_smoothing": -0.1}, "label_smoothing=-0.1"),
-    ],
-)
-def test_a_config_that_does_not_fit_is_refused(changes: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        dataclasses.replace(SMALL, **changes)
-
-
-def test_tying_all_needs_one_vocabulary() -> None:
-    with pytest.raises(ValueError, match=r"23 source words and 29 target words"):
-        Transformer(dataclasses.replace(SMALL, tie_embeddings="all"), SOURCE, TARGET)
-
-
-def test_tied_embeddings_are_one_parameter() -> None:
-    counts = {tie: sum(p.numel() for p in small(tie_embeddings=tie).parameters()) for tie in ("none", "target", "all")}
-    assert counts["none"] - counts["target"] == TARGET * 14
-    assert counts["target"] - counts["all"] == SOURCE * 14
-    model = small(tie_embeddings="all")
-    assert model.source_embedding is model.target_embedding
-    twin = copy.deepcopy(model)
-    assert twin.output.weight is twin.target_embedding.weight
-
-
-def test_packed_tokens_are_refused_where_rows_matter() -> None:
-    model, packed = small(), Seq2SeqBatch.from_sequences(SOURCES, TARGETS, packed=True)
-    with pytest.raises(ValueError, match="padded"):
-        model.start(packed.source)
-    with pytest.raises(ValueError, match="padded"):
-        model.compute_attention_maps(packed)
