@@ -193,8 +193,13 @@ class General(DotScore):
 
 
 class TanhScore(Score):
-    """A score of the form ``v · tanh(query part + key part)``. Our own kernels compute it."""
+    """A score of the form ``v · tanh(query part + key part)``. Our own kernels compute it.
 
+    The parts are those of the layers ``query`` and ``key``, unless a subclass has other weights.
+    """
+
+    query: nn.Linear
+    key: nn.Linear
     v: nn.Parameter  # (hidden,)
 
     @property
@@ -208,12 +213,17 @@ class TanhScore(Score):
     @property
     def query_weight(self) -> Tensor:
         """``(hidden, query_width)``."""
-        raise NotImplementedError
+        return self.query.weight
 
     @property
     def key_weight(self) -> Tensor:
         """``(hidden, key_width)``."""
-        raise NotImplementedError
+        return self.key.weight
+
+    @property
+    def key_bias(self) -> Tensor | None:
+        """``(hidden,)``."""
+        return self.key.bias
 
     def check_widths(self, query_width: int, key_width: int, is_prepared: bool) -> None:
         _check_width(self.name, "query", query_width, self.query_weight.shape[1])
@@ -230,7 +240,7 @@ class TanhScore(Score):
 
     def project_keys(self, keys: Tensor) -> Tensor:
         _check_width(self.name, "key", keys.shape[-1], self.key_weight.shape[1])
-        return nn.functional.linear(keys, self.key_weight)
+        return nn.functional.linear(keys, self.key_weight, self.key_bias)
 
     def forward(self, query: Tensor, key: KeyLike) -> Tensor:
         return compute_additive_scores(self.project_query(query), self.resolve_keys(key), self.v)
@@ -256,14 +266,6 @@ class Additive(TanhScore):
     def uses_standard_formula(self) -> bool:
         return type(self) is Additive and type(self.query) is nn.Linear
 
-    @property
-    def query_weight(self) -> Tensor:
-        return self.query.weight
-
-    @property
-    def key_weight(self) -> Tensor:
-        return self.key.weight
-
 
 class Concat(TanhScore):
     """Luong's ``v · tanh(W [s; h])``, with one matrix for both. ``prepare`` applies the part for the keys."""
@@ -286,6 +288,10 @@ class Concat(TanhScore):
     @property
     def key_weight(self) -> Tensor:
         return self.both.weight[:, self.query_width :]
+
+    @property
+    def key_bias(self) -> None:
+        return None
 
 
 class LocationSensitive(TanhScore):
@@ -325,19 +331,6 @@ class LocationSensitive(TanhScore):
         self.convolution = nn.Conv1d(num_channels, num_filters, kernel_size, padding=kernel_size // 2, bias=False)
         self.location = nn.Linear(num_filters, hidden, bias=False)
         self.v = _init_score_vector(hidden)
-
-    @property
-    def query_weight(self) -> Tensor:
-        return self.query.weight
-
-    @property
-    def key_weight(self) -> Tensor:
-        return self.key.weight
-
-    def project_keys(self, keys: Tensor) -> Tensor:
-        _check_width(self.name, "key", keys.shape[-1], self.key.in_features)
-        projected: Tensor = self.key(keys)
-        return projected
 
     def with_previous(self, previous_weights: Tensor, *, location_term: Tensor | None = None) -> Score:
         """Return the score of the step that follows these weights.

@@ -293,6 +293,25 @@ def init_weights(module: nn.Module) -> None:
 # --------------------------------------------------------------------------------------- the heads
 
 
+class BertModelWithHead(BlockCompiledModel):
+    """Base class of the models below: a :class:`Bert`, and a head that is applied to its output."""
+
+    bert: Bert
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        token_type_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> BertOutput:
+        """Encode padded texts, and return the logits of the head. The arguments are those of :meth:`Bert.forward`."""
+        return self.apply_head(self.bert(input_ids, token_type_ids, attention_mask), attention_mask)
+
+    def apply_head(self, encoded: BertOutput, attention_mask: Tensor | None) -> BertOutput:
+        """Logits of encoded texts. Those of tokens are computed at all positions."""
+        raise NotImplementedError
+
+
 class MaskedLMHead(CompiledBlock):
     """Predicts masked words: a linear layer with activation and norm, then the tied word embedding."""
 
@@ -317,7 +336,7 @@ class MaskedLMHead(CompiledBlock):
         return self.norm(self.activation(self.transform(hidden)))  # type: ignore[no-any-return]
 
 
-class BertPretrainingModel(BlockCompiledModel):
+class BertPretrainingModel(BertModelWithHead):
     """Predicts masked words, and whether the second segment follows the first.
 
     Either head may be left out. Pretraining as published needs both.
@@ -339,14 +358,7 @@ class BertPretrainingModel(BlockCompiledModel):
         self.mlm_head = MaskedLMHead(config, self.bert.word_embedding) if with_mlm_head else None
         self.nsp_head = _build_linear(config.width, 2) if with_nsp_head and config.pooler else None
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        token_type_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-    ) -> BertPretrainingOutput:
-        """Logits at all positions of padded texts. The arguments are those of :meth:`Bert.forward`."""
-        encoded = self.bert(input_ids, token_type_ids, attention_mask)
+    def apply_head(self, encoded: BertOutput, attention_mask: Tensor | None) -> BertPretrainingOutput:
         word_logits = None if self.mlm_head is None else self.mlm_head.logits(encoded.hidden)
         next_sentence_logits = None if self.nsp_head is None else self.nsp_head(encoded.pooled)
         return BertPretrainingOutput(encoded.hidden, encoded.pooled, word_logits, next_sentence_logits)
@@ -394,7 +406,7 @@ class BertPretrainingModel(BlockCompiledModel):
         return hidden.index_select(0, batch.masked_indices), hidden.index_select(0, first_tokens)
 
 
-class BertClassifier(BlockCompiledModel):
+class BertClassifier(BertModelWithHead):
     """Classifies texts, or with a single class, predicts a number for each.
 
     The input of the output layer is the pooled output, as published, or with ``pooling="mean"`` the mean of a
@@ -417,18 +429,12 @@ class BertClassifier(BlockCompiledModel):
         self.dropout = nn.Dropout(config.dropout if dropout is None else dropout)
         self.output = _build_linear(config.width, num_classes)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        token_type_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-    ) -> BertClassificationOutput:
-        """Logits of padded texts. The arguments are those of :meth:`Bert.forward`."""
-        encoded = self.bert(input_ids, token_type_ids, attention_mask)
+    def apply_head(self, encoded: BertOutput, attention_mask: Tensor | None) -> BertClassificationOutput:
         pooled = encoded.pooled
         if self.uses_mean_pooling:
-            mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-            pooled = _mean_pool(encoded.hidden, (mask == 1)[:, None])
+            hidden = encoded.hidden
+            mask = hidden.new_ones(hidden.shape[:2]) if attention_mask is None else attention_mask
+            pooled = _mean_pool(hidden, (mask == 1)[:, None])
         return BertClassificationOutput(encoded.hidden, pooled, self._compute_logits(pooled))
 
     def logits(self, batch: TextBatch, num_texts: int | None = None) -> Tensor:
@@ -455,7 +461,7 @@ class BertClassifier(BlockCompiledModel):
         return self.output(self.dropout(pooled))  # type: ignore[no-any-return]
 
 
-class BertTagger(BlockCompiledModel):
+class BertTagger(BertModelWithHead):
     """Predicts a tag for each token.
 
     >>> config = BertConfig(width=8, num_heads=2, feed_forward_width=16)
@@ -470,14 +476,7 @@ class BertTagger(BlockCompiledModel):
         self.dropout = nn.Dropout(config.dropout if dropout is None else dropout)
         self.output = _build_linear(config.width, num_classes)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        token_type_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-    ) -> BertClassificationOutput:
-        """Logits of padded texts. The arguments are those of :meth:`Bert.forward`."""
-        encoded = self.bert(input_ids, token_type_ids, attention_mask)
+    def apply_head(self, encoded: BertOutput, attention_mask: Tensor | None) -> BertClassificationOutput:
         return BertClassificationOutput(encoded.hidden, encoded.pooled, self._compute_logits(encoded.hidden))
 
     def logits(self, batch: TextBatch) -> Tensor:
@@ -493,7 +492,7 @@ class BertTagger(BlockCompiledModel):
         return self.output(self.dropout(hidden))  # type: ignore[no-any-return]
 
 
-class BertSpanExtractor(BlockCompiledModel):
+class BertSpanExtractor(BertModelWithHead):
     """Predicts the start and the end of an answer in each text.
 
     >>> model = BertSpanExtractor(BertConfig(width=8, num_heads=2, feed_forward_width=16), vocab_size=11)
@@ -507,14 +506,7 @@ class BertSpanExtractor(BlockCompiledModel):
         self.bert = Bert(replace(config, pooler=False), vocab_size)
         self.output = _build_linear(config.width, 2)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        token_type_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-    ) -> BertSpanOutput:
-        """Logits of padded texts. The arguments are those of :meth:`Bert.forward`."""
-        encoded = self.bert(input_ids, token_type_ids, attention_mask)
+    def apply_head(self, encoded: BertOutput, attention_mask: Tensor | None) -> BertSpanOutput:
         return BertSpanOutput(encoded.hidden, encoded.pooled, *self.output(encoded.hidden).unbind(-1))
 
     def logits(self, batch: TextBatch) -> tuple[Tensor, Tensor]:

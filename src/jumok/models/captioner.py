@@ -262,12 +262,7 @@ class CaptionerState:
     rows_per_source: int = 1
 
     def reorder(self, index: Tensor, sources: Sequence[int] | None = None) -> CaptionerState:
-        """Return the state of the rows ``index``, in that order. Rows may be repeated or left out.
-
-        ``sources``: the images that remain, with equally many neighbouring rows each. If they are given, the
-        memory is copied only if the images change, without waiting for a GPU. Otherwise each row gets its own
-        image.
-        """
+        """See :class:`~jumok.decoding.protocol.DecoderState`. The memory is copied only if the images change."""
         source_rows, rows_per_source = reorder_sources(index, sources, self.rows_per_source)
         memory = self.memory
         if source_rows != list(range(len(memory.features))):

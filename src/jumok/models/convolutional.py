@@ -228,12 +228,7 @@ class ConvolutionalState:
     rows_per_source: int = 1
 
     def reorder(self, index: Tensor, sources: Sequence[int] | None = None) -> ConvolutionalState:
-        """Return the state of the rows ``index``, in that order. Rows may be repeated or left out.
-
-        ``sources``: the sources that remain, with equally many neighbouring rows each. If they are given, the
-        memory is copied only if the sources change, without waiting for a GPU. Otherwise each row gets its
-        own source.
-        """
+        """See :class:`~jumok.decoding.protocol.DecoderState`. The memory is copied only if the sources change."""
         source_rows, rows_per_source = reorder_sources(index, sources, self.rows_per_source)
         memory = self.memory
         if source_rows != list(range(len(memory.tokens.lengths))):

@@ -294,10 +294,9 @@ class Seq2SeqState:
     rows_per_source: int = 1  # neighbouring rows that continue the same sentence, with equal memories
 
     def reorder(self, index: Tensor, sources: Sequence[int] | None = None) -> Seq2SeqState:
-        """Return the state of the rows ``index``, in that order. Rows may be repeated or left out.
+        """See :class:`~jumok.decoding.protocol.DecoderState`.
 
-        ``sources``: the sentences that remain, with equally many neighbouring rows each. If all of them
-        remain with as many rows as before, the memory is not copied.
+        The memory is copied unless all sentences remain with as many rows as before.
         """
         keeps_memory, rows_per_source = False, 1
         if sources is not None:
@@ -328,15 +327,12 @@ class Seq2SeqReadout(nn.Module):
             units = 2 * self.width if self.readout_type == "maxout" else self.width
             # W_c; or U and C, with V and b:
             self.state_projection = nn.Linear(config.width + context_width, units, bias=False)
-            self.word_projection = nn.Linear(config.embedding_width, units) if self.readout_type == "maxout" else None
+        if self.readout_type == "maxout":
+            self.word_projection = nn.Linear(config.embedding_width, units)
 
     def project_words(self, embeddings: Tensor) -> Tensor | None:
         """V y + b for words ``(N, T, E)``. It is computed before a loop over the steps."""
-        return (
-            self.word_projection(embeddings)
-            if self.readout_type == "maxout" and self.word_projection is not None
-            else None
-        )
+        return self.word_projection(embeddings) if self.readout_type == "maxout" else None
 
     def forward(
         self,
