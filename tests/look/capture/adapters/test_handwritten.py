@@ -502,6 +502,76 @@ def test_windows_are_part_of_the_batch() -> None:
     torch.testing.assert_close(captures[0].weights().unflatten(0, (B, 3)), model.weights.transpose(1, 2))
 
 
+def merge_by_permuting(x: Tensor) -> Tensor:
+    """(B, N, H · D) to (H · B, N, D), as in early Transformers."""
+    return x.unflatten(-1, (H, D)).permute(2, 0, 1, 3).flatten(0, 1)
+
+
+def merge_by_splitting(x: Tensor) -> Tensor:
+    """The same, as in the Set Transformer."""
+    return torch.cat(x.split(D, 2))
+
+
+def divide_by_permuting(x: Tensor) -> Tensor:
+    return x.unflatten(0, (H, -1)).permute(1, 2, 0, 3).flatten(2)
+
+
+def divide_by_splitting(x: Tensor) -> Tensor:
+    return torch.cat(torch.add(x, 1).split(len(x) // H), 2)
+
+
+class InnerAttention(nn.Module):
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        self.weights = (query @ key.mT).softmax(-1)
+        return self.weights @ value
+
+
+class HeadsBeforeBatch(nn.Module):
+    def __init__(self, merge: Any, divide: Any, inner: nn.Module | None) -> None:
+        super().__init__()
+        self.num_heads, self.merge, self.divide, self.inner = H, merge, divide, inner
+        self.project = nn.Linear(H * D, 3 * H * D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = [self.merge(part) for part in self.project(x).chunk(3, -1)]
+        out: Tensor = self.divide(InnerAttention.forward(self, *qkv) if self.inner is None else self.inner(*qkv))
+        return out
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, H])
+@pytest.mark.parametrize("inner", [None, InnerAttention()])
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize(
+    ("merge", "divide"),
+    [(merge_by_permuting, divide_by_permuting), (merge_by_splitting, divide_by_splitting)],
+)
+def test_heads_before_the_batch(merge: Any, divide: Any, inner: Any, inference: bool, batch_size: int) -> None:
+    """The weights are (H · B, N, N); only the use of the output shows that the heads come first."""
+    model, x = nn.Sequential(HeadsBeforeBatch(merge, divide, inner)), torch.randn(batch_size, N, H * D)
+    with torch.inference_mode() if inference else torch.no_grad(), watch(model) as captures:
+        model(x)
+    weights = (inner or model[0]).weights.unflatten(0, (H, batch_size)).transpose(0, 1)
+    assert captures[0].shape == (batch_size, H, N, N)
+    torch.testing.assert_close(captures[0].weights(), weights)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, H])
+def test_batch_before_the_heads(batch_size: int) -> None:
+    """The same shapes as above in the usual order."""
+
+    def merge(x: Tensor) -> Tensor:
+        return x.unflatten(-1, (H, D)).transpose(1, 2).flatten(0, 1)
+
+    def divide(x: Tensor) -> Tensor:
+        return x.unflatten(0, (-1, H)).transpose(1, 2).flatten(2)
+
+    for inner in (None, InnerAttention()):
+        model = nn.Sequential(HeadsBeforeBatch(merge, divide, inner))
+        captures = capture(model, torch.randn(batch_size, N, H * D))
+        weights = (inner or model[0]).weights.unflatten(0, (batch_size, H))
+        torch.testing.assert_close(captures[0].weights(), weights)
+
+
 def test_learned_queries() -> None:
     """MGP-STR's A3 module: a convolution gives a row of scores for each character."""
 
@@ -589,6 +659,13 @@ def test_knock_out_of_another_layout_is_an_error() -> None:
     with pytest.raises(InputError, match=r"knock_out: the axes of 0's scores"):  # noqa: SIM117
         with torch.no_grad(), knock_out(model, {"0": [1]}):
             model(x)
+
+
+def test_knock_out_of_heads_before_the_batch_is_an_error() -> None:
+    model = nn.Sequential(HeadsBeforeBatch(merge_by_permuting, divide_by_permuting, None)).eval()
+    with pytest.raises(InputError, match=r"knock_out: the axes of 0's scores"):  # noqa: SIM117
+        with torch.no_grad(), knock_out(model, {"0": [1]}):
+            model(torch.randn(2, N, H * D))
 
 
 def test_knock_out_of_another_softmax_is_an_error() -> None:

@@ -92,9 +92,13 @@ def analyze_softmaxes(frame: ModuleFrame, parent_frame: ModuleFrame | None) -> l
             tracked.frames.append(parent_frame)
             parent_frame.softmaxes.append(tracked)
             frame.is_reported = True  # the result is not known yet
+        elif parent_frame is not None and _may_divide_output(tracked, parent_frame):
+            tracked.parent_frame = parent_frame
+            parent_frame.softmaxes.append(tracked)
+            frame.is_reported = True
         else:
             tracked.candidate.stop()
-            tracked.parent_frame = parent_frame
+            tracked.parent_frame = tracked.parent_frame or parent_frame
             done.append(tracked)
     get_tracker().exit_if_idle()
     product_owners = {
@@ -117,6 +121,29 @@ def analyze_softmaxes(frame: ModuleFrame, parent_frame: ModuleFrame | None) -> l
             reason = reasons[0] if len(set(reasons)) == 1 and not shapes else SEVERAL_REASON
             results = [entry for entry in results if entry[0] != name] + [(name, reason)]
     return results
+
+
+def _may_divide_output(softmax: TrackedSoftmax, parent_frame: ModuleFrame) -> bool:
+    """Return whether the caller of the module merged the heads into the batch, and will divide the output."""
+    if softmax.parent_frame is not None or not softmax.candidate.is_output_tracked:
+        return False
+    num_heads = _get_num_heads([*softmax.frames, parent_frame])
+    batch_size, caller_size = (_collect_sizes(frames).batch_size for frames in (softmax.frames, [parent_frame]))
+    return num_heads is not None and batch_size == num_heads * caller_size
+
+
+def _get_num_heads(frames: Sequence[ModuleFrame | None]) -> int | None:
+    counts = (get_num_heads(frame.module) for frame in frames if frame is not None)
+    return next((count for count in counts if count), None)
+
+
+def _get_batch_size(softmax: TrackedSoftmax, sizes: _ModuleSizes, num_heads: int | None) -> int:
+    """Return the batch size of the module, or of its caller, if that has merged the heads into the batch."""
+    if softmax.parent_frame is not None:
+        caller_size = _collect_sizes([softmax.parent_frame]).batch_size
+        if caller_size * (num_heads or 1) == sizes.batch_size:
+            return caller_size
+    return sizes.batch_size
 
 
 def _get_result(softmax: TrackedSoftmax) -> SoftmaxAttention | str | None:
@@ -146,9 +173,9 @@ def _analyze(softmax: TrackedSoftmax) -> SoftmaxAttention | str | None:
             return PARTS_REASON if is_expected or softmax.is_product else None
         product = _merge_partial_products(candidate)
     sizes = _collect_sizes(softmax.frames)
-    modules = [frame.module for frame in (*softmax.frames, softmax.parent_frame) if frame is not None]
-    num_heads = next((n for module in modules if (n := get_num_heads(module))), None)
-    order = _find_axis_order(product, num_heads, sizes)
+    num_heads = _get_num_heads([*softmax.frames, softmax.parent_frame])
+    heads_first = num_heads is not None and candidate.has_heads_first(num_heads)
+    order = _find_axis_order(product, num_heads, _get_batch_size(softmax, sizes, num_heads), heads_first)
     if not _is_attention(softmax, product, order, sizes):
         return FEATURES_REASON if is_expected else None
     if isinstance(order, str):
@@ -193,18 +220,27 @@ class _AxisOrder(NamedTuple):
     queries: list[int]
     keys: list[int]
     shape: tuple[int, int, int, int]
+    has_heads_first: bool = False  # batch and heads share an axis, which iterates over the heads first
 
     @property
     def is_sorted(self) -> bool:
         indices = [*self.batch, *self.heads, *self.queries, *self.keys]
-        return indices == sorted(indices)
+        return indices == sorted(indices) and not self.has_heads_first
 
     def apply(self, x: Tensor) -> Tensor:
-        return x.permute(*self.batch, *self.heads, *self.queries, *self.keys).reshape(self.shape)
+        x = x.permute(*self.batch, *self.heads, *self.queries, *self.keys)
+        if self.has_heads_first:
+            return x.reshape(self.shape[1], self.shape[0], *self.shape[2:]).transpose(0, 1)
+        return x.reshape(self.shape)
 
 
-def _find_axis_order(product: ValueProduct, num_heads: int | None, sizes: _ModuleSizes) -> _AxisOrder | str:
-    """Return which axes are batch, heads, queries and keys, or the reason why that is ambiguous."""
+def _find_axis_order(
+    product: ValueProduct, num_heads: int | None, batch_size: int, has_heads_first: bool
+) -> _AxisOrder | str:
+    """Return which axes are batch, heads, queries and keys, or the reason why that is ambiguous.
+
+    ``has_heads_first``: an axis that batch and heads share iterates over the heads first.
+    """
     axes, size = product.axes, product.sizes
     keys = [i for i, axis in enumerate(axes) if axis.is_key]
     rows = [i for i, axis in enumerate(axes) if axis in product.query_axes]
@@ -214,8 +250,9 @@ def _find_axis_order(product: ValueProduct, num_heads: int | None, sizes: _Modul
     def build_order(b: list[int], h: list[int], q: list[int]) -> _AxisOrder:
         b, h, q = sorted(b), sorted(h), sorted(q)
         counts = [math.prod(size[i] for i in indices) for indices in (b, h, q, keys)]
-        if len(b) == 1 and not h and num_heads and counts[0] % num_heads == 0 and counts[0] != sizes.batch_size:
+        if len(b) == 1 and not h and num_heads and counts[0] % num_heads == 0 and counts[0] != batch_size:
             counts[:2] = counts[0] // num_heads, num_heads  # batch and heads share an axis
+            return _AxisOrder(b, h, q, keys, (counts[0], counts[1], counts[2], counts[3]), has_heads_first)
         return _AxisOrder(b, h, q, keys, (counts[0], counts[1], counts[2], counts[3]))
 
     others = sorted([*rows, *batch, *single])

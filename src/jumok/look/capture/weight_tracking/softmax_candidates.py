@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from jumok.look.capture.weight_tracking.axes import WeightAxis
+from jumok.look.capture.weight_tracking.axes import DimensionLabels, WeightAxis, list_leaf_axes
 
 
 def get_version(x: Tensor) -> int | None:
@@ -58,14 +58,43 @@ class SoftmaxCandidate:
         self.is_live = True
         self.product_outputs: list[weakref.ref[Tensor]] = []  # outputs of the products with the weights
         self.is_output_multiplied = False  # such an output is a factor of another product
+        self.flat_axis: WeightAxis | None = None  # of such an output: batch and heads together, if they share an axis
+        self.head_axis: WeightAxis | None = None  # the part of it that the model merged with the values
+        self.is_output_tracked = False  # the model may still divide that axis
         self.modified_shape: tuple[int, ...] | None = ()  # (B, H, Q, K), the shape of modified scores
         self.cached_result: list[Any] = []  # the result of the analysis, once it is known
 
     def stop(self, reason: str | None = None) -> None:
         """Stop tracking this softmax."""
-        self.is_live, self.reason = False, self.reason or reason
+        self.is_live, self.is_output_tracked, self.reason = False, False, self.reason or reason
 
     @property
     def has_scores(self) -> bool:
         """Whether the scores are still those that went into the softmax."""
         return not self.is_overwritten and get_version(self.scores) == self.version
+
+    def has_heads_first(self, num_heads: int) -> bool:
+        """Return whether the axis that batch and heads share iterates over the heads first."""
+        leaves = [] if self.flat_axis is None else self.flat_axis.list_leaves()
+        if len(leaves) != 2:
+            return False
+        outer, inner = leaves
+        return self.head_axis is outer if outer.size == inner.size else outer.size == num_heads
+
+
+@dataclass(frozen=True, eq=False)
+class TrackedOutput:
+    """The output of a product, or a tensor derived from it, whose batch and heads share an axis."""
+
+    tensor: Tensor
+    labels: DimensionLabels
+    value_axis: WeightAxis  # the width of the values
+    candidate: SoftmaxCandidate
+
+    def find_head_axis(self) -> WeightAxis | None:
+        """Return the axis that is merged with the width of the values."""
+        for label in self.labels:
+            leaves = list_leaf_axes(label)
+            if self.value_axis in leaves[1:]:
+                return leaves[leaves.index(self.value_axis) - 1]
+        return None

@@ -3,7 +3,8 @@
 A dispatch mode is active from a softmax until its output has been used or the model has ended. It labels the
 dimensions of every tensor that holds the weights: views and copies move the labels, other operations yield
 derived weights with the same labels. A product that sums over the keys shows what multiplies the values,
-which axes of the weights the values share (batch, heads), and which they do not (queries).
+which axes of the weights the values share (batch, heads), and which they do not (queries). If batch and heads
+share one axis, the output of the product is tracked until the model divides it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,16 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from jumok.look.capture.weight_tracking.axes import WeightAxis, create_axes, derive_axes, list_leaf_axes
+from jumok.look.capture.weight_tracking.axes import (
+    WeightAxis,
+    create_axes,
+    derive_axes,
+    derive_view_labels,
+    list_leaf_axes,
+)
 from jumok.look.capture.weight_tracking.softmax_candidates import (
     SoftmaxCandidate,
+    TrackedOutput,
     ValueProduct,
     get_storage_id,
     get_version,
@@ -69,6 +77,7 @@ class WeightTracker(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.candidates: list[SoftmaxCandidate] = []
         self.tracked_weights: dict[int, TrackedWeights] = {}
+        self.tracked_outputs: dict[int, TrackedOutput] = {}
         self.random_tensors: dict[int, Tensor] = {}
         self.remaining_idle_ops = 0
         self.autocast: tuple[str, torch.dtype] | None = None
@@ -100,9 +109,12 @@ class WeightTracker(TorchDispatchMode):
 
     def exit_if_idle(self) -> None:
         """Leave the stack of modes if there is nothing to track."""
-        self.candidates = [candidate for candidate in self.candidates if candidate.is_live]
+        self.candidates = [
+            candidate for candidate in self.candidates if candidate.is_live or candidate.is_output_tracked
+        ]
         if not self.candidates:
             self.tracked_weights.clear()
+            self.tracked_outputs.clear()
             self.random_tensors.clear()
             if self.is_active and not self.num_running_ops and _get_current_dispatch_mode() is self:
                 self.is_active = False
@@ -190,6 +202,8 @@ class WeightTracker(TorchDispatchMode):
         packet = call.op.overloadpacket
         for x in call.mutated_tensors:
             self._mark_overwritten(x)
+        if self.tracked_outputs:
+            self._follow_outputs(call, out)
         if not call.weights or packet in SHAPE_ONLY_OPS:
             self.remaining_idle_ops -= 1
             if self.remaining_idle_ops < 0:
@@ -315,6 +329,8 @@ class WeightTracker(TorchDispatchMode):
                 value_width,
                 side,
             )
+            if len(batch) == 1 and len(batch[0]) == 1 and not weights.is_partial:
+                self._track_output(weights.owners[0], out, -1 if side == 0 else -2)
         elif any(axis.is_key for axis in inner_axes):
             _stop_owners(weights, JOINT_SUM_REASON)
         elif out.dim() == len(weights.labels):  # heads are mixed
@@ -333,6 +349,28 @@ class WeightTracker(TorchDispatchMode):
                     before_dropout=without_dropout[0] if without_dropout else None,
                 )
             )
+
+    def _track_output(self, candidate: SoftmaxCandidate, out: Tensor, value_dim: int) -> None:
+        """Track the output of a product of matrices in a batch, whose width of values is ``value_dim``."""
+        axes = [WeightAxis(size) for size in out.shape]
+        candidate.flat_axis, candidate.is_output_tracked = axes[0], True
+        labels = tuple((axis,) if axis.size > 1 else () for axis in axes)
+        self.tracked_outputs[id(out)] = TrackedOutput(out, labels, axes[value_dim], candidate)
+
+    def _follow_outputs(self, call: _OperatorCall, out: Any) -> None:
+        """Track what an operation makes of outputs, until it is known how their first axis is divided."""
+        for x in call.tensors:
+            source = self.tracked_outputs.get(id(x))
+            if source is None or not source.candidate.is_output_tracked:
+                continue
+            for result in _collect_tensors([out]):
+                if get_storage_id(result) == get_storage_id(x):
+                    labels = derive_view_labels(source.labels, x, result)
+                else:
+                    labels = source.labels if result.shape == x.shape else None
+                if labels is not None:
+                    self.tracked_outputs[id(result)] = output = replace(source, tensor=result, labels=labels)
+                    _find_division(output)
 
     def _process_sum(self, call: _OperatorCall) -> None:
         """Process a sum of weights · values."""
@@ -396,6 +434,22 @@ class WeightTracker(TorchDispatchMode):
         owner.value_products.append(product)
         if not tracked.is_partial:
             owner.stop()
+
+
+def _find_division(output: TrackedOutput) -> None:
+    """Record how the axis of batch and heads is divided, if this output shows it."""
+    candidate, flat_axis = output.candidate, output.candidate.flat_axis
+    assert flat_axis is not None
+    for label, size in zip(output.labels, output.tensor.shape, strict=True):
+        if label == (flat_axis,) and 1 < size < flat_axis.size and flat_axis.size % size == 0:  # a piece for each head
+            candidate.head_axis, _ = flat_axis.split(size)
+            candidate.is_output_tracked = False
+            return
+    leaves, head_axis = flat_axis.list_leaves(), output.find_head_axis()
+    if head_axis in leaves:
+        candidate.head_axis = head_axis
+    if len(leaves) > 1 and (head_axis in leaves or len({axis.size for axis in leaves}) > 1):
+        candidate.is_output_tracked = False
 
 
 def _collect_tensors(values: Iterable[Any]) -> list[Tensor]:
