@@ -428,8 +428,9 @@ def test_a_pickle_with_other_objects_is_rejected(tmp_path: Path, capsys: pytest.
     with pytest.raises(InputError, match="nothing to convert"):
         convert_to_safetensors(folder, tmp_path / "new")
     torch.save({"a": MaliciousPickle()}, folder / "pytorch_model.bin")
-    with pytest.raises(InputError, match="something other than tensors"):
+    with pytest.raises(InputError, match="something other than tensors") as error:
         convert_to_safetensors(folder, tmp_path / "new")
+    assert "weights_only" not in str(error.value)  # torch's message suggests to run the code in the file
     torch.save({"a": {"b": torch.ones(1)}}, folder / "pytorch_model.bin")
     with pytest.raises(InputError, match="not a dictionary of tensors by name"):
         convert_to_safetensors(folder, tmp_path / "new")

@@ -1,7 +1,7 @@
 """Which kernels run on which GPU, and whether they fit: compiled here for each generation, without the GPU.
 
-A test pretends a GPU by replacing ``gpu_support.gpu_of``, runs the code that launches kernels on CPU tensors,
-records the launches in place of running them, and compiles each one for that GPU.
+A test pretends a GPU by replacing ``gpu_support.get_gpu_properties``, runs the code that launches kernels on CPU
+tensors, records the launches in place of running them, and compiles each one for that GPU.
 """
 
 from __future__ import annotations
@@ -322,7 +322,7 @@ def test_pooled_maps_fit(pretend: Callable[[str], Pretended], name: str, kind: s
     run_pooling(kind, width, 8192)
     assert on.launches
     for kernel in on.compile_all():
-        assert kernel.metadata.shared <= MAX_SHARED_MEMORY_BYTES  # what on_gpu.py asks for
+        assert kernel.metadata.shared <= MAX_SHARED_MEMORY_BYTES  # what gpu_pooling.py asks for
 
 
 # --- what else the generation decides -----------------------------------------------------------------------

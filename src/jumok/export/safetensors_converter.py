@@ -47,9 +47,10 @@ def convert_to_safetensors(folder: str | Path, output_folder: str | Path) -> Pat
 def _read_pickle(file: Path) -> dict[str, Tensor]:
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError):  # their messages suggest to run the code in the file
         raise InputError(
-            f"{file} contains something other than tensors, or is incomplete ({str(error).splitlines()[0]})"
+            f"{file} contains something other than tensors, which could run code, or is incomplete; it is not loaded: "
+            "get the model as safetensors"
         ) from None
     if not isinstance(tensors, dict) or not all(isinstance(x, Tensor) for x in tensors.values()):
         raise InputError(f"{file} is not a dictionary of tensors by name")
