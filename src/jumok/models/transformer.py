@@ -42,6 +42,7 @@ from jumok.models.layers.module_list import build_module_list
 from jumok.models.layers.output_loss import linear_cross_entropy, select_labelled
 from jumok.models.layers.precision import to_autocast_dtype
 from jumok.models.layers.source_sharing import reorder_sources
+from jumok.models.layers.weight_casting import CastingLayer
 from jumok.models.transformer_step import SourceMemory, StackedKVCache, TransformerStep
 
 
@@ -167,7 +168,7 @@ class FeedForward(CompiledBlock):
         return self.residual(x, self.narrow(hidden))  # type: ignore[no-any-return]
 
 
-class TransformerEncoderLayer(nn.Module):
+class TransformerEncoderLayer(CastingLayer):
     """Self-attention, then feed-forward."""
 
     def __init__(self, config: TransformerLayerConfig) -> None:
@@ -206,7 +207,7 @@ class TransformerInputLayer(CompiledBlock):
         return x, to_autocast_dtype(x if self.norm is None else self.norm(x))
 
 
-class TransformerDecoderLayer(nn.Module):
+class TransformerDecoderLayer(CastingLayer):
     """Causal self-attention, cross-attention to the memory, then feed-forward."""
 
     def __init__(self, config: TransformerConfig) -> None:
