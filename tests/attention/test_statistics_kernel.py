@@ -20,7 +20,8 @@ from jumok.attention.kernels.statistics import StatisticsBlockSizes, compute_att
 pytestmark = pytest.mark.long
 
 # Small tiles, so that small inputs have several. Tensor cores of a GPU need at least 64 rows.
-SIDE = 64 if ON_GPU else 16
+QUERIES, KEYS = (128, 64) if ON_GPU else (32, 16)
+BLOCKS = StatisticsBlockSizes(queries=QUERIES, keys=KEYS)
 CLOSE = 3e-5 if ON_GPU else 3e-6  # a GPU splits float32 into three products of tensor cores
 
 
@@ -77,8 +78,7 @@ def test_statistics_are_those_of_the_weights(case: tuple[Any, ...]) -> None:
     lse = compute_row_lse(q, k, scale=0.7, **mask)
     lse = lse.where(lse.isfinite(), 0.0)
     top, positions = weights.topk(min(3, K))
-    blocks = StatisticsBlockSizes(side=SIDE, num_warps=4)
-    fields = compute_attention_statistics(q, k, lse, scale=0.7, num_top=3, blocks=blocks, **mask)
+    fields = compute_attention_statistics(q, k, lse, scale=0.7, num_top=3, blocks=BLOCKS, **mask)
     expected = {
         "received_weight": weights.sum(1),
         "entropy": torch.special.entr(weights).sum(-1),
@@ -93,9 +93,9 @@ def test_statistics_are_those_of_the_weights(case: tuple[Any, ...]) -> None:
 @runs_kernels
 def test_heads_in_parts_and_splits_of_a_diagonal_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums are integers: the order in which programs add to them does not matter, to the bit."""
-    q, k = torch.randn(4, 3 * SIDE, 16, device=DEVICE), torch.randn(2, 3 * SIDE, 16, device=DEVICE)
+    q, k = torch.randn(4, 3 * QUERIES, 16, device=DEVICE), torch.randn(2, 3 * QUERIES, 16, device=DEVICE)
     lse = compute_row_lse(q, k, scale=0.3, diagonal=0)
-    options = {"scale": 0.3, "diagonal": 0, "num_top": 2, "blocks": StatisticsBlockSizes(side=SIDE, num_warps=4)}
+    options = {"scale": 0.3, "diagonal": 0, "num_top": 2, "blocks": BLOCKS}
     monkeypatch.setattr(statistics, "TARGET_PROGRAMS", 1)
     whole = compute_attention_statistics(q, k, lse, **options)
     monkeypatch.setattr(statistics, "TARGET_PROGRAMS", 60)
@@ -128,8 +128,16 @@ def test_statistics_at_real_sizes(width: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("width", [64, 128])
 def test_the_kernel_compiles_for_hopper(width: int) -> None:
     blocks = StatisticsBlockSizes()
-    constants = {"D": width, "BD": width, "B": blocks.side, "SCALE": 2.0**40, "CAUSAL": True, "WINDOWED": False}
-    constants |= {"HAS_KEY_MASK": False, "HAS_MAXIMA": True}
+    constants = {
+        "D": width,
+        "BD": width,
+        "BQ": blocks.queries,
+        "BK": blocks.keys,
+        "SCALE": 2.0**40,
+        "CAUSAL": True,
+        "WINDOWED": False,
+    }
+    constants |= {"CAUSAL": True, "WINDOWED": False, "HAS_KEY_MASK": False, "HAS_MAXIMA": True}
     types = {"q_ptr": "*bf16", "k_ptr": "*bf16", "key_mask_ptr": "*i1", "factor": "fp32"}
     types |= dict.fromkeys(("received_ptr", "entropy_ptr", "distance_ptr"), "*i64")
     compiled = compile_for_hopper(

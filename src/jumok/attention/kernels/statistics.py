@@ -10,8 +10,9 @@ One kernel computes, for the weights w of each head,
 and a second one finds the largest weights of each query in the blocks with the largest maxima.
 
 **Diagonals of tiles.** A program computes the tiles along a diagonal: if it starts with query block r and key
-block c, then (r + 1, c + 1) follows, and so on. A position in the tile has the same distance in all of them.
-So the tiles are added up position by position, and each sum is added to its distance once, at the end. ::
+block c, then (r + 1, c + 1) follows, and so on (or (r + 1, c + 2), if a block has twice as many queries as keys).
+A position in the tile has the same distance in all of them. So the tiles are added up position by position, and
+each sum is added to its distance once, at the end. ::
 
     c 0 1 2 3
   r   ┌─┬─┬─┬─┐
@@ -54,9 +55,11 @@ TARGET_PROGRAMS = 2048
 class StatisticsBlockSizes(NamedTuple):
     """Block sizes of :func:`compute_attention_statistics`."""
 
-    side: int = 128  # queries and keys of a tile
-    num_warps: int = 8
+    queries: int = 128  # of a tile
+    keys: int = 64  # of a tile; divides the number of queries
+    num_warps: int = 4
     num_stages: int = 2
+    max_registers: int | None = None
 
 
 @triton.jit
@@ -69,34 +72,36 @@ def _statistics_kernel(
     q_ptr, k_ptr, lse_ptr, key_mask_ptr, received_ptr, entropy_ptr, distance_ptr, maximum_ptr,
     R, C, factor, diagonal, window, offset, first_diagonal, share, key_blocks, num_distances, heads_per_key,
     q_stride_h, q_stride_r, k_stride_h, k_stride_r,
-    D: tl.constexpr, B: tl.constexpr, BD: tl.constexpr, SCALE: tl.constexpr,
+    D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr, SCALE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, HAS_KEY_MASK: tl.constexpr, HAS_MAXIMA: tl.constexpr,
 ):  # fmt: skip
     """Add the tiles of a part of a diagonal to the statistics. See the module docstring."""
     h = tl.program_id(1).to(tl.int64)
-    shift = first_diagonal + tl.program_id(0)  # the key block minus the query block
-    row_blocks = (R + B - 1) // B
-    begin = tl.maximum(0, -shift) + tl.program_id(2) * share
-    end = tl.minimum(tl.minimum(row_blocks, key_blocks - shift), begin + share)
+    shift = first_diagonal + tl.program_id(0)  # the key block of query block 0
+    STEP: tl.constexpr = BQ // BK
+    row_blocks = (R + BQ - 1) // BQ
+    begin = tl.maximum(0, (-shift + STEP - 1) // STEP) + tl.program_id(2) * share
+    end = tl.minimum(tl.minimum(row_blocks, (key_blocks - shift + STEP - 1) // STEP), begin + share)
     # The tiles before `clear` need no mask: whole blocks, and all pairs visible.
-    clear = tl.minimum(tl.minimum(end, R // B), C // B - shift)
+    clear = tl.minimum(tl.minimum(end, R // BQ), (C // BK - shift + STEP - 1) // STEP)
     if CAUSAL:
-        clear = tl.where(shift * B + B - 1 <= diagonal, clear, begin)
+        clear = tl.where(shift * BK + BK - 1 <= diagonal, clear, begin)
     if WINDOWED:
-        clear = tl.where(shift * B > B - 1 + diagonal - window, clear, begin)
+        clear = tl.where(shift * BK > BQ - 1 + diagonal - window, clear, begin)
     if HAS_KEY_MASK:
         clear = begin
     clear = tl.maximum(clear, begin)
 
-    position = tl.arange(0, B)
+    query_position, key_position = tl.arange(0, BQ), tl.arange(0, BK)
     d = tl.arange(0, BD)
     q_ptr += h * q_stride_h
     k_ptr += h // heads_per_key * k_stride_h
-    tile_sums = tl.zeros((B, B), tl.float32)
+    tile_sums = tl.zeros((BQ, BK), tl.float32)
     for part in tl.static_range(2):
         for block in range(begin if part == 0 else clear, clear if part == 0 else end):
-            row = block * B + position
-            column = (block + shift) * B + position
+            key_block = block * STEP + shift
+            row = block * BQ + query_position
+            column = key_block * BK + key_position
             valid, inside = row < R, column < C
             q_at = q_ptr + row.to(tl.int64)[:, None] * q_stride_r + d[None, :]
             k_at = k_ptr + column.to(tl.int64)[:, None] * k_stride_r + d[None, :]
@@ -122,8 +127,8 @@ def _statistics_kernel(
             tl.atomic_add(received_ptr + h * C + column, _to_fixed_point(received, SCALE), mask=inside, sem="relaxed")
             if HAS_MAXIMA:
                 maximum = tl.exp2(tl.max(exponent, axis=1))
-                tl.store(maximum_ptr + (h * R + row) * key_blocks + block + shift, maximum, mask=valid)
-    distance = tl.abs(position[:, None] - position[None, :] + offset - shift * B)
+                tl.store(maximum_ptr + (h * R + row) * key_blocks + key_block, maximum, mask=valid)
+    distance = tl.abs(query_position[:, None] - key_position[None, :] + offset - shift * BK)
     distance_at = distance_ptr + h * num_distances + distance
     tl.atomic_add(
         distance_at, _to_fixed_point(tile_sums, SCALE), mask=(distance < num_distances) & (tile_sums > 0), sem="relaxed"
@@ -135,7 +140,7 @@ def _top_kernel(
     q_ptr, k_ptr, lse_ptr, key_mask_ptr, maximum_ptr, weight_ptr, index_ptr,
     R, C, factor, diagonal, window, key_blocks, heads_per_key,
     q_stride_h, q_stride_r, k_stride_h, k_stride_r,
-    D: tl.constexpr, B: tl.constexpr, BD: tl.constexpr, K: tl.constexpr, PADDED_K: tl.constexpr,
+    D: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr, K: tl.constexpr, PADDED_K: tl.constexpr,
     PADDED_BLOCKS: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, HAS_KEY_MASK: tl.constexpr,
 ):  # fmt: skip
     """Find the K largest weights of a query, which are in the K blocks with the largest maxima."""
@@ -147,15 +152,15 @@ def _top_kernel(
     k_ptr += h // heads_per_key * k_stride_h
     block = tl.arange(0, PADDED_BLOCKS)
     maxima = tl.load(maximum_ptr + (h * R + row) * key_blocks + block, mask=block < key_blocks, other=-1.0)
-    position = tl.arange(0, B)
+    position = tl.arange(0, BK)
     slot = tl.arange(0, PADDED_K)
-    weights = tl.full((PADDED_K, B), -1.0, tl.float32)
+    weights = tl.full((PADDED_K, BK), -1.0, tl.float32)
     starts = tl.zeros((PADDED_K,), tl.int32)
     for n in range(K):
         best = tl.argmax(maxima, axis=0)
         num_columns = tl.where(tl.max(maxima, axis=0) > 0, C, 0)
         maxima = tl.where(block == best, -1.0, maxima)
-        column = best * B + position
+        column = best * BK + position
         inside = column < num_columns
         k_at = k_ptr + column.to(tl.int64)[:, None] * k_stride_r + d[None, :]
         k = tl.load(k_at, mask=inside[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
@@ -165,14 +170,14 @@ def _top_kernel(
         )
         found = tl.where(allowed, tl.exp2(exponent)[None, :], -1.0)
         weights = tl.where(slot[:, None] == n, found, weights)
-        starts = tl.where(slot == n, best * B, starts)
-    weights = tl.reshape(weights, (PADDED_K * B,))
-    column = tl.reshape(starts[:, None] + position[None, :], (PADDED_K * B,))
+        starts = tl.where(slot == n, best * BK, starts)
+    weights = tl.reshape(weights, (PADDED_K * BK,))
+    column = tl.reshape(starts[:, None] + position[None, :], (PADDED_K * BK,))
     at = (h * R + row) * K
     for n in range(K):
         best = tl.argmax(weights, axis=0)
         weight = tl.max(weights, axis=0)
-        is_best = tl.arange(0, PADDED_K * B) == best
+        is_best = tl.arange(0, PADDED_K * BK) == best
         index = tl.sum(tl.where(is_best, column, 0), axis=0)
         tl.store(weight_ptr + at + n, tl.maximum(weight, 0.0))
         tl.store(index_ptr + at + n, tl.where(weight > 0, index, -1).to(tl.int64))
@@ -207,7 +212,7 @@ def compute_attention_statistics(
     offset = diagonal or 0
     num_distances = max(abs(R - 1 + offset), abs(C - 1 - offset), abs(offset)) + 1
     blocks = choose_statistics_blocks(query) if blocks is None else blocks
-    key_blocks = divide_up(C, blocks.side)
+    key_blocks = divide_up(C, blocks.keys)
     if num_top and H * R * key_blocks > MAX_BLOCK_MAXIMA and H > 1:
         heads = max(1, H // G)  # the heads of a key head stay together
         heads *= max(1, MAX_BLOCK_MAXIMA // (heads * R * key_blocks))
@@ -228,20 +233,20 @@ def compute_attention_statistics(
     num_top = min(num_top, C)
     common = (R, C, scale * LOG2_E, diagonal or 0, window or 0)
     strides = (query.stride(0), query.stride(1), key.stride(0), key.stride(1))
-    constants = {"D": D, "B": blocks.side, "BD": pad_width(D), "CAUSAL": diagonal is not None}
+    constants = {"D": D, "BK": blocks.keys, "BD": pad_width(D), "CAUSAL": diagonal is not None}
     constants |= {"WINDOWED": window is not None, "HAS_KEY_MASK": key_mask is not None}
     mask = lse if key_mask is None else key_mask.contiguous()
-    first, last = _find_visible_diagonals(R, C, blocks.side, diagonal, window)
+    first, last = _find_visible_diagonals(R, C, blocks, diagonal, window)
     if H and first <= last:
-        longest = min(divide_up(R, blocks.side), key_blocks)
+        longest = min(divide_up(R, blocks.queries), divide_up(C, blocks.queries) + 1)  # tiles on a diagonal, at most
         num_splits = min(longest, divide_up(TARGET_PROGRAMS, H * (last - first + 1)))
         share = divide_up(longest, num_splits)
         launch(
             _statistics_kernel, (last - first + 1, H, divide_up(longest, share)),
             query, key, lse, mask, received, entropy, distances, maxima,
             *common, offset, first, share, key_blocks, num_distances, H // G, *strides,
-            SCALE=float(1 << FIXED_POINT_BITS), HAS_MAXIMA=num_top > 0, **constants,
-            **launch_options(blocks.num_warps, blocks.num_stages),
+            BQ=blocks.queries, SCALE=float(1 << FIXED_POINT_BITS), HAS_MAXIMA=num_top > 0, **constants,
+            **launch_options(blocks.num_warps, blocks.num_stages, blocks.max_registers),
         )  # fmt: skip
     sums = {"received_weight": received, "entropy": entropy, "distance_profile": distances}
     fields = {name: (x.double() * 2.0**-FIXED_POINT_BITS).float() for name, x in sums.items()}
@@ -262,16 +267,17 @@ def choose_statistics_blocks(query: Tensor) -> StatisticsBlockSizes:
     row_bytes = pad_width(query.shape[-1]) * query.element_size()
     if row_bytes <= 256 and query.dtype != torch.float32:
         return StatisticsBlockSizes()
-    return StatisticsBlockSizes(side=64, num_warps=4)
+    return StatisticsBlockSizes(queries=64, keys=64 if row_bytes <= 256 else 32)
 
 
 def _find_visible_diagonals(
-    num_queries: int, num_keys: int, side: int, diagonal: int | None, window: int | None
+    num_queries: int, num_keys: int, blocks: StatisticsBlockSizes, diagonal: int | None, window: int | None
 ) -> tuple[int, int]:
-    """Return the first and the last diagonal of tiles that has a visible pair, as key block minus query block."""
-    first, last = 1 - divide_up(num_queries, side), divide_up(num_keys, side) - 1
+    """Return the first and the last diagonal of tiles that has a visible pair, by the key block of query block 0."""
+    step = blocks.queries // blocks.keys
+    first, last = -step * (divide_up(num_queries, blocks.queries) - 1), divide_up(num_keys, blocks.keys) - 1
     if diagonal is not None:
-        last = min(last, (side - 1 + diagonal) // side)
+        last = min(last, (blocks.queries - 1 + diagonal) // blocks.keys)
         if window is not None:
-            first = max(first, divide_up(diagonal - window + 2 - side, side))
+            first = max(first, divide_up(diagonal - window + 2 - blocks.keys, blocks.keys))
     return first, last
