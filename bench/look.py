@@ -1,13 +1,17 @@
 """Cost of attention maps: the forward pass, the forward pass with pooled maps of all heads, and tiles to zoom into.
 
-    python bench/look.py [--tokens 131072] [--heads 12] [--size 1024] [--tune] [--quick] [--out file.json]
+    python bench/look.py [--section layer|model|tune] [--tokens 131072] [--heads 12] [--width 64] [--size 1024]
+
+Section `layer` is one attention layer:
 
 forward   PyTorch's own attention: the default kernel, and cuDNN's kernel without and with the row sums
 maps      pooled maps of all heads: together with the forward pass, alone, and with unknown row sums
+statistics  of all heads: one statistic, and all in one pass with the top 8 keys
 tile      a map of 512 × 512 cells of one head, for random rectangles: everything, odd sizes, small sizes
 
 Compare the ratios: forward and maps together, relative to the plain forward pass, measured in turns. On CUDA
-everything is bfloat16. With --tune, only the pooling kernel is measured, with several block sizes.
+everything is bfloat16. Section `model` is a whole language model (see look_model.py). Section `tune` measures the
+kernels of maps and statistics with several block sizes.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import look_model
 import report as r
 import torch
 from report import Report, Row, Run, ratio
@@ -83,6 +88,7 @@ def measure_costs(report: Report, options: argparse.Namespace) -> None:
         case = f"{options.tokens:,} tokens, {options.heads} heads of {options.width}{', causal' if causal else ''}"
         measure_forward(report, report.row("forward", case), layer)
         measure_maps(report, report.row("maps", case, f"size {options.size}"), layer, options.size)
+        measure_statistics(report, report.row("statistics", case), layer)
         for rows, cols in draw_rectangles(options.tokens):
             row = report.row("tile", case, f"{rows[1] - rows[0]:,} × {cols[1] - cols[0]:,}")
             measure_tile(report, row, layer, rows, cols)
@@ -110,6 +116,14 @@ def measure_maps(report: Report, row: Row, layer: Layer, size: int) -> None:
     )
     report.note(row, **compute_errors(layer, captured, size))
     r.free_memory(report.device)
+
+
+def measure_statistics(report: Report, row: Row, layer: Layer) -> None:
+    captured = layer.capture(layer.run_cudnn(with_sums=True)[1] if layer.on_gpu else None)
+    statistics.compute_received_weight(captured)  # computes the sums, if they are unknown
+    report.measure(row, "forward", layer.forward)
+    report.measure(row, "one", lambda: statistics.compute_received_weight(captured))
+    report.measure(row, "all, top 8", lambda: statistics.compute_statistics(captured))
 
 
 def compute_errors(layer: Layer, captured: CapturedAttention, size: int) -> dict[str, float]:
@@ -161,7 +175,7 @@ def print_tables(rows: Sequence[Row]) -> None:
     }
     for row in rows:
         results = row["implementations"]
-        best = r.get(results, "forward") if row["section"] == "maps" else plain.get(row["case"])
+        best = r.get(results, "forward") if row["section"] in ("maps", "statistics") else plain.get(row["case"])
         row["ratios"] = {name: ratio(r.get(results, name), best) for name in results}
         for name in results:
             label = row["section"] if name == row["section"] else f"{row['section']}: {name}"
@@ -228,13 +242,15 @@ def tune(report: Report, options: argparse.Namespace) -> None:
 
 @torch.no_grad()
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = r.build_parser(__doc__, seconds=280)
+    parser = r.build_parser(__doc__, ("layer", "model", "tune"), seconds=280)
     parser.add_argument("--tokens", type=int, help="default: 131072; 2048 on a CPU")
     parser.add_argument("--heads", type=int, help="default: 12; 2 on a CPU")
     parser.add_argument("--width", type=int, default=64, help="width of a head")
     parser.add_argument("--size", type=int, default=1024, help="rows and columns of the maps, in cells")
-    parser.add_argument("--tune", action="store_true", help="only measure block sizes of the pooling kernel")
     parser.add_argument("--causal", action="store_true", help="tune with a causal mask")
+    parser.add_argument("--shapes", nargs="+", choices=look_model.SHAPES, help="models of section model")
+    parser.add_argument("--lengths", nargs="+", type=int, help="numbers of tokens of section model")
+    parser.set_defaults(section="layer")
     options = parser.parse_args(arguments)
     on_gpu = torch.device(options.device).type == "cuda"
     tokens = (16384 if on_gpu else 256) if options.quick else (131072 if on_gpu else 2048)
@@ -242,13 +258,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     torch.manual_seed(0)
     report = Report("look", torch.device(options.device), seconds=options.seconds, repeats=3 if options.quick else 10)
-    report.begin(options.out, quick=options.quick, section="tune" if options.tune else "all")
-    try:
-        (tune if options.tune else measure_costs)(report, options)
-    except Exception as error:  # keep what was measured
-        report.failed(report.row("look", "remaining cases"), "all", r.short(error))
-    if not options.tune:
-        print_tables([row for row in report.rows if "all" not in row["implementations"]])
+    report.begin(options.out, quick=options.quick, section=options.section)
+    measure = {"layer": measure_costs, "model": look_model.measure_models, "tune": tune}
+    for name in r.list_sections(options, measure):
+        try:
+            measure[name](report, options)
+        except Exception as error:  # keep what was measured
+            report.failed(report.row(name, "remaining cases"), "all", r.short(error))
+    measured = [row for row in report.rows if "all" not in row["implementations"]]
+    for print_section, is_model in ((print_tables, False), (look_model.print_tables, True)):
+        if rows := [row for row in measured if row["section"] != "tune" and (row["section"] == "model") == is_model]:
+            print_section(rows)
     r.print_failures(report.rows)
     report.end()
 

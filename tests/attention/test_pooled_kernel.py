@@ -224,7 +224,7 @@ def test_all_block_sizes_of_the_benchmark_agree(monkeypatch: pytest.MonkeyPatch,
     look, out = importlib.import_module("look"), tmp_path / "tune.json"
     sizes = ["--tokens", "128", "--heads", "1", "--width", "16", "--size", "1"]
     with torch.no_grad():
-        look.main(["--tune", "--quick", "--device", "cpu", "--out", str(out), *sizes])
+        look.main(["--section", "tune", "--quick", "--device", "cpu", "--out", str(out), *sizes])
     _, *results = json.loads(out.read_text(encoding="utf-8"))["rows"][0]["implementations"].values()
     assert len(results) >= 10
     assert all(result["differs"] < 1e-3 for result in results)

@@ -61,7 +61,8 @@ def check_rows(rows: list[dict[str, Any]]) -> None:
     ("script", "arguments", "package", "sections"),
     [
         ("attention", ["--no-compile"], "torch", {"overhead": 8, "additive": 2, "dot": 16, "step": 2}),
-        ("look", ["--tokens", "97", "--size", "13"], "torch", {"forward": 2, "maps": 2, "tile": 10}),
+        ("look", ["--tokens", "97", "--size", "13"], "torch", {"forward": 2, "maps": 2, "statistics": 2, "tile": 10}),
+        ("look", ["--section", "model"], "transformers", {"model": 3}),
         ("training", [], "transformers", {"transformer": 1, "bahdanau": 2, "host": 2, "host-bahdanau": 2}),
         ("decoding", [], "transformers", {"same": 2, "speed": 2, "host": 6}),
         ("bert", [], "transformers", {"inference": 5, "pretraining": 2}),
