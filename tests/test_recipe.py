@@ -1,11 +1,9 @@
 """Recipes: names, overrides, and the errors of invalid ones."""
 
-import doctest
 from pathlib import Path
 
 import pytest
 
-import jumok.recipe
 from jumok import InputError
 from jumok.recipe import (
     apply_overrides,
@@ -21,10 +19,6 @@ from jumok.recipe import (
 )
 
 SMALL = {"task": "translate", "model": {"type": "seq2seq", "width": 8}}
-
-
-def test_doctests() -> None:
-    assert doctest.testmod(jumok.recipe).failed == 0
 
 
 @pytest.mark.parametrize("name", list_builtin())

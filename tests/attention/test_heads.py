@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import doctest
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import jumok
 from jumok import masks, scores
-from jumok.attention import heads as module
 from jumok.attention.heads import MultiHead
 from jumok.attention.kv_cache import KVCache
 from jumok.errors import InputError
@@ -31,10 +28,6 @@ def _small_and_exact() -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     torch.set_default_dtype(torch.float32)
-
-
-def test_the_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(module, extraglobs={"torch": torch, "jumok": jumok}).failed == 0
 
 
 # ------------------------------------------------------------------ beside nn.MultiheadAttention

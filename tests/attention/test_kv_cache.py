@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import doctest
 from random import Random
 
 import pytest
 import torch
 from torch import Tensor
 
-import jumok
-from jumok.attention import kv_cache as module
 from jumok.attention.kv_cache import KVCache
 from jumok.attention.mask_types import AttentionShape
 from jumok.errors import InputError
 
 HEADS, WIDTH, VALUE_WIDTH = 2, 3, 5
 gradients = pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
-
-
-def test_the_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(module, extraglobs={"torch": torch, "jumok": jumok}).failed == 0
 
 
 def tokens(batch: int, new: int, seed: int) -> tuple[Tensor, Tensor]:

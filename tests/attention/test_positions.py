@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 
 import pytest
 import torch
 
-import jumok
-from jumok.attention import positions as module
 from jumok.attention.kv_cache import KVCache
 from jumok.attention.positions import (
     LearnedPositions,
@@ -23,10 +20,6 @@ B, T, D = 2, 5, 7
 kinds = pytest.mark.parametrize(
     "position", [SinusoidalPositions(D), LearnedPositions(31, D)], ids=["sinusoid", "learned"]
 )
-
-
-def test_the_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(module, extraglobs={"torch": torch, "jumok": jumok}).failed == 0
 
 
 def test_the_sinusoid_by_hand() -> None:

@@ -1,6 +1,5 @@
 """Batches of labelled texts: layout, graph keys, and moving to a device."""
 
-import doctest
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from jumok.batches import text
 from jumok.batches.text import ClassificationBatch, DocumentBatch, TextPairBatch
 from jumok.batches.tokens import IGNORE, PAD, Tokens
 from jumok.training.prefetch import map_tensors
@@ -22,10 +20,6 @@ def pairs(second_texts: Any = ((4,), (6, 7, 5), (8, 9)), **options: Any) -> Text
 
 def documents(sentences: Any = ((0, 1), (2,)), **options: Any) -> DocumentBatch:
     return DocumentBatch.from_sequences(FIRST, sentence_indices=sentences, labels=[2, 0], **options)
-
-
-def test_the_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(text).failed == 0
 
 
 def test_text_pair_batch() -> None:

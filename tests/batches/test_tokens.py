@@ -1,18 +1,11 @@
 """Token sequences and source–target batches, padded and packed."""
 
-import doctest
-
 import torch
 
 from jumok import attend, masks
-from jumok.batches import tokens
 from jumok.batches.tokens import EOS, IGNORE, PAD, Seq2SeqBatch, Tokens
 
 SENTENCES = [[7, 8, 9], [5], [6, 4]]
-
-
-def test_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(tokens).failed == 0
 
 
 def test_padded_tokens() -> None:

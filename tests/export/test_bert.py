@@ -201,16 +201,6 @@ def test_mean_pooling_cannot_be_exported(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_only_an_earlier_export_is_replaced(tmp_path: Path) -> None:
-    model = build_model(Bert)
-    folder = export_bert(model, None, tmp_path / "out")
-    export_bert(model, None, folder)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "letter.txt").write_text("dear")
-    with pytest.raises(InputError, match="is not an earlier export"):
-        export_bert(model, None, tmp_path / "mine")
-
-
 # ------------------------------------------------------------------------- legacy names
 
 

@@ -225,18 +225,6 @@ def test_missing_data_is_reported(run: Run, tmp_path: Path) -> None:
     assert match in (tmp_path / "there" / "README.md").read_text(encoding="utf-8")
 
 
-def test_only_an_earlier_export_is_replaced(run: Run, tmp_path: Path) -> None:
-    exchange.export_ctranslate2(run, tmp_path / "there", compare=False)
-    (tmp_path / "there" / "old file").write_text("")
-    exchange.export_ctranslate2(run, tmp_path / "there", "float16", compare=False)
-    assert not (tmp_path / "there" / "old file").exists()
-    assert "float16" in (tmp_path / "there" / "README.md").read_text(encoding="utf-8")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(InputError, match="not an earlier export"):
-        exchange.export_ctranslate2(run, tmp_path / "mine")
-
-
 # ------------------------------------------------------------------------------------------- errors
 
 

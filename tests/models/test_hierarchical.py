@@ -1,7 +1,6 @@
 """The hierarchical attention network: by hand, beside loops written from the paper, against itself."""
 
 import dataclasses
-import doctest
 import math
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 import jumok
 from jumok.batches.text import DocumentBatch
 from jumok.batches.tokens import IGNORE, PAD, Tokens
-from jumok.models import hierarchical
 from jumok.models.hierarchical import HierarchicalAttentionNetwork, HierarchicalConfig, HierarchicalLevel
 from jumok.models.layers import ragged_layout
 from jumok.training.prefetch import map_tensors
@@ -54,12 +52,6 @@ def gradients(model: nn.Module, batch: DocumentBatch) -> dict[str, Tensor]:
     model.zero_grad()
     model.loss(batch).total.backward()  # type: ignore[operator]
     return {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
-
-
-def test_the_examples_in_the_docstrings() -> None:
-    found = doctest.testmod(hierarchical, extraglobs={"torch": torch})
-    assert found.failed == 0
-    assert found.attempted > 3
 
 
 # ---------------------------------------------------------------------------------- from the paper

@@ -19,15 +19,11 @@ from safetensors.torch import load_file
 
 import jumok
 from jumok import InputError, MissingExtra, recipe
-from jumok.attention import gpu_support
-from jumok.attention.gpu_support import GPUProperties
 from jumok.cli import app as cli_app
 from jumok.data.batching.texts import TextBatcher
 from jumok.data.readers.classification import ClassificationExample
-from jumok.models.bert import BertConfig
 from jumok.run import Run
 from jumok.tasks import build_task, load_predictor, pretrained
-from jumok.tasks.batch_layout import resolve_packing
 from jumok.tasks.classify.bert import BertClassificationTask
 from jumok.tasks.comparison import compare
 from jumok.tasks.evaluation import evaluate
@@ -232,21 +228,6 @@ def test_training_equals_a_plain_loop_with_transformers(run: Run, reviews: Path,
 # -------------------------------------------------------------------------------------------- prediction
 
 
-def test_auto_packing_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton", reason="dropout is fast with Triton")
-    monkeypatch.setattr(gpu_support, "get_gpu_properties", lambda device: GPUProperties((9, 0), 232_448))
-    gpu, settings = torch.device("cuda"), recipe.load("bert/sst2")
-
-    def packed(longest: int, dropout: float, **sizes: int) -> bool:
-        config = BertConfig(attention_dropout=dropout, **sizes)
-        return resolve_packing(settings.data.packing, config, longest, settings.train, gpu)
-
-    assert [packed(128, 0.1), packed(129, 0.1), packed(129, 0.0)] == [True, False, True]
-    assert not packed(128, 0.1, width=10, num_heads=2)  # heads of width 5
-    settings = recipe.load("bert/sst2", ["train.precision=float32"])
-    assert not packed(7, 0.0)
-
-
 def test_output_lines(run: Run) -> None:
     predictor = load_predictor(run, "cpu")
     lines = ["the film was awful", "", "a very lovely story", "the film was awful"]
@@ -338,22 +319,6 @@ def test_a_line_that_is_too_long_does_not_affect_others(
     status, lines, _ = run_command("--on-error=skip", "--json")
     assert [json.loads(line)["line"] for line in lines] == [0, 1, 2, 3, 4, 6, 7, 8]
     assert run_command("--on-error=perhaps")[0] == 2
-
-
-def test_export_for_transformers(run: Run, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    predictor = load_predictor(run, "cpu")
-    predictor.export("hf", tmp_path / "hf")
-    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
-    assert theirs.config.id2label == {0: "bad", 1: "good"}
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
-    with torch.inference_mode():
-        probabilities = theirs(**tokenizer("a lovely film", return_tensors="pt")).logits.softmax(-1)[0].tolist()
-    assert dict(zip(["bad", "good"], probabilities, strict=True)) == pytest.approx(
-        dict(predictor.classify("a lovely film").classes), abs=1e-5
-    )
-    with pytest.raises(InputError, match="can be exported to hf"):
-        predictor.export("onnx", tmp_path / "other")
 
 
 def test_treebank_escapes(run: Run) -> None:

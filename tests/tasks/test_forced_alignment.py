@@ -1,7 +1,5 @@
 """Forced alignment of symbols to the frames of recordings."""
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
@@ -72,9 +70,3 @@ def test_more_symbols_than_frames() -> None:
     texts[4], mels[4] = [EOS], mels[4][:1]
     alignments = forced_alignment.align_recordings(texts, mels, seed=4, device=CPU, num_iterations=2)
     assert [alignment.tolist() for alignment in alignments[2:5]] == [[0, 1, 2, 3], [0, 2, 4], [0]]
-
-
-def test_doctests() -> None:
-    results = doctest.testmod(forced_alignment)
-    assert results.attempted
-    assert results.failed == 0

@@ -274,13 +274,6 @@ def test_unsupported_models_are_an_error(transformer: Run, tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
 
 
-def test_foreign_folders_are_not_overwritten(tmp_path: Path, bahdanau: Run) -> None:
-    (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(InputError, match="not an earlier export"):
-        onnx.export_onnx(bahdanau, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-
-
 def test_reordering_a_decoder_state() -> None:
     state = onnx_engine.OnnxDecoderState({"hidden": torch.arange(6.0).view(3, 2), "said": torch.tensor(4)})
     after = state.reorder(torch.tensor([2, 0, 0])).tensors

@@ -303,20 +303,6 @@ def test_comparison_needs_the_same_masking(learned: Run, data_sets: Path, tmp_pa
         compare([learned, third], "test", FillMaskOptions(), tmp_path / "out", "cpu", QUIET)
 
 
-def test_export_for_transformers(learned: Run, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    predictor = load_predictor(learned, "cpu")
-    predictor.export("hf", tmp_path / "hf")
-    theirs = transformers.AutoModelForPreTraining.from_pretrained(tmp_path / "hf").eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
-    settings = tokenizer("two three four [MASK] six seven.", return_tensors="pt")
-    assert settings["input_ids"][0].tolist() == predictor._encode_masked_line(0, "two three four [MASK] six seven.")[0]
-    place = settings["input_ids"][0].tolist().index(tokenizer.mask_token_id)
-    with torch.no_grad():
-        output = theirs(**settings).prediction_logits[0, place].argmax().item()
-    assert tokenizer.convert_ids_to_tokens(output) == "five"
-
-
 def test_commands(learned: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def output(*words: str) -> str:
         monkeypatch.setattr("sys.argv", ["jumok", *words])
@@ -430,20 +416,6 @@ def test_auto_packing_needs_a_gpu_and_half_precision(
         assert is_packed(chosen, gpu) is packed
         assert is_packed(scaled, gpu) is packed
         assert not is_packed(other, gpu)
-
-
-@pytest.mark.parametrize(("length", "width", "packed"), [(128, 16, True), (129, 16, False), (128, 10, False)])
-def test_auto_packing_with_dropout(length: int, width: int, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton", reason="dropout is fast with Triton")
-    monkeypatch.setattr(gpu_support, "get_gpu_properties", lambda device: GPUProperties((9, 0), 232_448))
-    sizes = [
-        f"model.width={width}",
-        "model.num_heads=2",
-        f"model.max_positions={length}",
-        f"masking.sequence_length={length}",
-    ]
-    chosen = recipe.load("bert", [*SMALL, *sizes, "train.batch_tokens=512", "model.attention_dropout=0.1"])
-    assert is_packed(chosen, torch.device("cuda")) is packed
 
 
 def test_packed_and_padded_training(data_sets: Path, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Speech synthesis from the recipe to the waveform: training, styles, outputs, scores and errors."""
 
-import doctest
 import io
 import json
 import math
@@ -26,7 +25,7 @@ from jumok.run import Run
 from jumok.tasks.comparison import compare
 from jumok.tasks.evaluation import evaluate
 from jumok.tasks.options import NBestOptions
-from jumok.tasks.speak import forced_alignment, judges, metrics, prediction, predictor, task
+from jumok.tasks.speak import forced_alignment, judges, metrics, task
 from jumok.tasks.speak.prediction import SpeechPrediction, SpeechSegment, parse_style_weights
 from jumok.tasks.speak.predictor import SpeechOptions, SpeechPredictor
 from jumok.tasks.speak.task import SpeechTask
@@ -87,11 +86,6 @@ def run_cli(*args: object) -> tuple[int, str, str]:
     result = CliRunner().invoke(cli_app.app, [*map(str, args), "--device", "cpu"])
     error = f"{result.stderr}{result.exception if isinstance(result.exception, InputError) else ''}"
     return result.exit_code, result.stdout, error
-
-
-@pytest.mark.parametrize("module", [predictor, prediction, metrics, judges])
-def test_doctests(module: Any) -> None:
-    assert doctest.testmod(module).failed == 0
 
 
 # ---------------------------------------------------------------------------------------------------- training

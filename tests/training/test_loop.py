@@ -337,41 +337,6 @@ def test_chance_level(before: tuple[float, float], after: tuple[float, float], b
     assert report.is_better_than(other) == better
 
 
-def still_nothing(losses: list[float], seen: list[torch.Tensor]) -> Any:
-    """A validation whose score stays 0, while a loss is these values."""
-
-    def validate(model: nn.Module) -> ValidationReport:
-        seen.append(model.read.weight.clone())
-        return ValidationReport({"score": 0.0, "loss": losses[len(seen) - 1]}, "score", tie_breaker="loss")
-
-    return validate
-
-
-def test_the_tie_breaker_decides_for_a_constant_score(tmp_path: Path) -> None:
-    """Patience, the best weights and the mean of weights go by the loss then."""
-    seen: list[torch.Tensor] = []
-    model = Toy()
-    settings = quick(max_steps=100, validate_every=2, patience=2, average_checkpoints=0)
-    validate = still_nothing([9.0, 8.0, 8.5, 7.0, 7.0, 7.5], seen)
-    summary = train(model, PointData(), settings, tmp_path / "plain", validate=validate)
-    assert (summary.num_steps, summary.stop_reason) == (12, "2 validations in a row were no better")
-    assert summary.best is not None
-    assert (summary.best.step, summary.best.value) == (8, 0.0)
-    assert torch.equal(model.read.weight, seen[3])
-    logged = [line["is_best"] for line in read_metrics(tmp_path / "plain", "validation")]
-    assert logged == [True, True, False, True, False, False]
-
-    for mean, averaged in ((6.0, 2), (7.5, 0)):
-        seen.clear()
-        folder = tmp_path / f"mean {mean}"
-        settings = quick(max_steps=6, validate_every=2, average_checkpoints=2)
-        validate = still_nothing([9.0, 8.0, 7.0, mean], seen)
-        summary = train(model := Toy(), PointData(), settings, folder, validate=validate)
-        assert summary.best is not None
-        assert summary.best.num_averaged == averaged
-        assert torch.equal(model.read.weight, seen[3 if averaged else 2])
-
-
 def test_a_resumed_run_remembers_the_tie_breaker(tmp_path: Path) -> None:
     """The loss that is to be beaten was found before the break."""
     losses = {2: 3.0, 4: 1.0, 6: 2.0, 8: 0.5, 10: 0.75, 12: 0.6}

@@ -2,8 +2,6 @@
 
 import contextlib
 import copy
-import doctest
-import importlib
 import pickle
 import sys
 import threading
@@ -430,9 +428,3 @@ def test_rollout_needs_the_layers_of_one_stack() -> None:
     assert captures.rollout(layers="encoder.*").shape == (5, 5)
     with pytest.raises(InputError, match="no self-attention"):
         captures.rollout(layers="nowhere")
-
-
-@pytest.mark.parametrize("name", ["jumok.look.capture.watch", "jumok.look.views.ablation"])
-def test_examples_in_docstrings(name: str) -> None:
-    module = importlib.import_module(name)
-    assert doctest.testmod(module, extraglobs={"torch": torch}).failed == 0

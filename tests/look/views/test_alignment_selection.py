@@ -1,12 +1,10 @@
 """Alignment views and the criteria that select one, with numbers checked by hand."""
 
-import doctest
 import math
 
 import pytest
 import torch
 
-from jumok.look.views import alignment_selection as module
 from jumok.look.views.alignment_selection import (
     AlignmentView,
     SentencePairAttention,
@@ -26,11 +24,6 @@ def build_attention(
 
 # One layer with two heads; two target tokens and the end, three source tokens.
 WEIGHTS = [[[[0.6, 0.4, 0.0], [0.0, 0.2, 0.8], [0.0, 1.0, 0.0]], [[0.0, 0.0, 1.0], [0.4, 0.6, 0.0], [1.0, 0.0, 0.0]]]]
-
-
-def test_examples_in_docstrings() -> None:
-    results = doctest.testmod(module, extraglobs={"torch": torch})
-    assert results.failed == 0 < results.attempted
 
 
 def test_word_maps_of_views() -> None:
