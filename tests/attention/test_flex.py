@@ -87,14 +87,6 @@ def test_the_blocks_of_a_band_are_exact(name: str, size: int) -> None:
     assert torch.equal(said_full, full)
 
 
-@pytest.mark.parametrize("size", [128, 16])
-@pytest.mark.parametrize("name", STRUCTURED)
-def test_no_block_is_missed_and_none_is_full_that_is_not(name: str, size: int) -> None:
-    some, full, said_some, said_full = tiled(STRUCTURED[name], size)
-    assert not (some & ~said_some).any()
-    assert not (said_full & ~full).any()
-
-
 @pytest.mark.parametrize("name", STRUCTURED)
 def test_the_rule_says_what_the_mask_says(name: str) -> None:
     rule = flex.build_mask_mod(STRUCTURED[name], AT)

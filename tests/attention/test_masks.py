@@ -129,7 +129,7 @@ def test_from_zero_one_is_multihead_attentions_padding_mask_turned_round() -> No
     torch.testing.assert_close(attend(query, key, value, mask=masks.from_zero_one(~padded)), theirs)
 
 
-@pytest.mark.parametrize("lowest", [-torch.inf, torch.finfo(torch.float64).min], ids=["-inf", "lowest"])
+@pytest.mark.parametrize("lowest", [-torch.inf, torch.finfo(torch.float64).min, -1e9, -1e4])
 def test_from_additive_is_a_mask_that_is_added(lowest: float) -> None:
     query, key, value = inputs()
     added = torch.zeros(B, 1, Q, K, dtype=torch.float64)

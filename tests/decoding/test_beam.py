@@ -126,16 +126,6 @@ def test_equals_plain_python_for_a_large_vocabulary(table_model, random_scores, 
         assert [h.ids for h in hypotheses] == [h.ids for h in expected]
 
 
-@pytest.mark.parametrize("steps", [None, 1.0], ids=["all different", "many equal"])
-@pytest.mark.parametrize("words", [5, 11, 601])
-def test_size_one_is_greedy(table_model, random_scores, sentences, words: int, steps: float | None) -> None:
-    scores, source = random_scores(words, seed=7, steps=steps), sentences(*range(20, 41))
-    expected = greedy_search(table_model(scores), source, max_length=9)
-    assert [h for [h] in beam_search(table_model(scores), source, beam_size=1, max_length=9)] == expected
-    penalised = beam_search(table_model(scores), source, beam_size=1, max_length=9, length_penalty=2.0)
-    assert [h.ids for [h] in penalised] == [h.ids for h in expected]
-
-
 @pytest.mark.parametrize("interval", [1, 2, 8])
 def test_batches_equal_single_sentences(table_model, random_scores, sync_every, sentences, interval: int) -> None:
     scores = random_scores(11, seed=1)

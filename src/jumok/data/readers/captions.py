@@ -39,6 +39,7 @@ from jumok.data.readers.tables import (
     iter_csv_rows,
     normalize_split_name,
     open_table,
+    select_split,
 )
 from jumok.data.readers.text_files import file_suffix, open_decompressed, read_lines
 from jumok.errors import InputError
@@ -119,26 +120,19 @@ def _group_by_image(
 ) -> Iterator[CaptionExample | InvalidExample]:
     captions: dict[str, list[str]] = {}
     locations: dict[str, str] = {}
-    splits: set[str] = set()
-    for row in _read_caption_file(path, columns):
+    for row in select_split(_read_caption_file(path, columns), split, str(path), "captions"):
         if isinstance(row, InvalidExample):
             yield row
             continue
+        if needs_splits and split is not None and "split" not in row.values:
+            raise InputError(
+                f"{path} has no splits, so the images of {split} are unknown. Name a file for each split; or just "
+                f"this one, to hold out some images: data.train={path} data.valid=null data.test=null"
+            )
         name = clean_text(row.values["image"], "image", row.location)
         if isinstance(name, InvalidExample):
             yield name
             continue
-        if split is not None:
-            if "split" not in row.values and needs_splits:
-                raise InputError(
-                    f"{path} has no splits, so the images of {split} are unknown. Name a file for each "
-                    f"split; or just this one, to hold out some images: data.train={path} data.valid=null "
-                    "data.test=null"
-                )
-            row_split = str(row.values.get("split") or "")
-            splits.add(row_split)
-            if "split" in row.values and normalize_split_name(row_split) != normalize_split_name(split):
-                continue
         caption = row.values["caption"]
         texts = caption if isinstance(caption, list) else [caption]
         for text in texts or [None]:  # an empty list counts as an empty caption
@@ -148,9 +142,6 @@ def _group_by_image(
             else:
                 captions.setdefault(name, []).append(cleaned)
                 locations.setdefault(name, row.location)
-    if splits and not captions:
-        names = ", ".join(sorted(filter(None, splits))) or "none"
-        raise InputError(f"{path} has no captions of the split {split!r}; its splits are: {names}")
     for name, texts in captions.items():
         location = f"{locations[name]} {name}"
         file = images.find(name, location)

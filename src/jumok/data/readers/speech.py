@@ -35,8 +35,8 @@ from jumok.data.readers.tables import (
     RowIterator,
     TableRow,
     iter_delimited_rows,
-    normalize_split_name,
     open_table,
+    select_split,
 )
 from jumok.data.readers.text_files import file_suffix, read_lines
 from jumok.errors import InputError
@@ -178,22 +178,13 @@ def read_speech_examples(
 def _read_examples(
     table: Path, table_name: str, audio_files: AudioFiles, split: str | None, columns: SpeechColumns
 ) -> Iterator[SpeechExample | InvalidExample]:
-    splits: set[str] = set()
-    has_examples = False
-    for row in _read_rows(table, columns):
-        if isinstance(row, InvalidExample):
-            yield replace(row, location=row.location.replace(str(table), table_name))
-            continue
-        if split is not None and "split" in row.values:
-            row_split = str(row.values["split"] or "")
-            splits.add(row_split)
-            if normalize_split_name(row_split) != normalize_split_name(split):
-                continue
-        has_examples = True
-        yield _make_example(row, row.location.replace(str(table), table_name), audio_files)
-    if splits and not has_examples:
-        names = ", ".join(sorted(filter(None, splits))) or "none"
-        raise InputError(f"{table_name} has no recordings of the split {split!r}; its splits are: {names}")
+    for row in select_split(_read_rows(table, columns), split, table_name, "recordings"):
+        location = row.location.replace(str(table), table_name)
+        yield (
+            replace(row, location=location)
+            if isinstance(row, InvalidExample)
+            else _make_example(row, location, audio_files)
+        )
 
 
 def _make_example(row: TableRow, location: str, audio_files: AudioFiles) -> SpeechExample | InvalidExample:

@@ -236,6 +236,26 @@ def normalize_split_name(name: str) -> str:
     return next((split for split, names in SPLIT_ALIASES.items() if name in names), name)
 
 
+def select_split(rows: RowIterator, split: str | None, name: str, unit: str) -> RowIterator:
+    """The rows of a split, by their column ``split``; all rows if they have none, or if ``split`` is None.
+
+    Raises if the table ``name`` has splits, but none of its ``unit``, such as captions, are in this one.
+    """
+    splits: set[str] = set()
+    is_empty = True
+    for row in rows:
+        if split is not None and isinstance(row, TableRow) and "split" in row.values:
+            row_split = str(row.values["split"] or "")
+            splits.add(row_split)
+            if normalize_split_name(row_split) != normalize_split_name(split):
+                continue
+        is_empty = is_empty and isinstance(row, InvalidExample)
+        yield row
+    if splits and is_empty:
+        names = ", ".join(sorted(filter(None, splits))) or "none"
+        raise InputError(f"{name} has no {unit} of the split {split!r}; its splits are: {names}")
+
+
 # ---------------------------------------------------------------------------------------------------- formats
 
 
