@@ -28,8 +28,8 @@ help:
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove the environment and the caches (runs/ stays)"
 
-# One process per core. Each runs whole files, so that what a file sets up is set up once.
-PARALLEL = --numprocesses=auto --maxprocesses=8 --dist=loadfile
+# One process per core. Each runs whole files, so that what a file sets up is set up once. tests/conftest.py sorts them.
+PARALLEL = --numprocesses=auto --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
 
 quick: lint
 	$(BIN)/python -m pytest -q -m "not slow and not long" $(PARALLEL)

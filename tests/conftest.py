@@ -53,6 +53,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Long files first: no process should wait for another one that runs a long file at the end.
+    items.sort(key=lambda item: (item.path.name != "test_triton_interpreter.py", "long" not in item.keywords))
     if torch.cuda.is_available():
         return
     for item in items:

@@ -26,6 +26,7 @@ runs_kernels = pytest.mark.filterwarnings("ignore::RuntimeWarning") if INTERPRET
 compiles_kernels = pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
 
 if INTERPRETED:
+    import triton.language as tl
     import triton.runtime.interpreter as interpreter
 
     # NumPy 2.4 no longer converts an array of one element to an int, which Triton 3.6's interpreter relies on.
@@ -46,6 +47,17 @@ if INTERPRETED:
         return convert_float(x, input_type, output_type, mode)
 
     interpreter._convert_float = convert_rounding
+
+    # Each function that a kernel calls patches triton.language again, which takes longer than the function itself.
+    patch_language = interpreter._patch_lang
+
+    def patch_once(function: Any) -> Any:
+        languages = [value for value in function.__globals__.values() if value is tl or value is tl.core]
+        if languages and not any(tl.core.is_builtin(language.arange) for language in languages):
+            return interpreter._LangPatchScope()
+        return patch_language(function)
+
+    interpreter._patch_lang = patch_once
 
 
 def assert_as_accurate(
