@@ -166,36 +166,54 @@ def new_page(browser: Any) -> Iterator[Callable[..., ViewerPage]]:
         assert viewer.errors == []
 
 
-@pytest.fixture
-def open_served(new_page: Callable[..., ViewerPage]) -> Iterator[Callable[..., ViewerPage]]:
-    """Open viewer data on a page with a server."""
-    import uvicorn
+class AppServer:
+    """One server for all tests. Every app has its own host name, because browsers resolve all names in .localhost."""
 
+    def __init__(self) -> None:
+        import uvicorn
+
+        self.apps: dict[str, Any] = {}
+        config = uvicorn.Config(self.call_app, port=0, log_level="error", lifespan="off", ws="none", interface="asgi3")
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.01)
+        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+
+    async def call_app(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.apps[dict(scope["headers"])[b"host"].decode()](scope, receive, send)
+
+    def add(self, app: Any) -> str:
+        """Returns the address of the app."""
+        host = f"app{len(self.apps)}.localhost:{self.port}"
+        self.apps[host] = app
+        return f"http://{host}/"
+
+
+@pytest.fixture(scope="session")
+def app_server() -> Iterator[AppServer]:
+    running = AppServer()
+    yield running
+    running.server.should_exit = True
+    running.thread.join(10)
+
+
+@pytest.fixture
+def open_served(new_page: Callable[..., ViewerPage], app_server: AppServer) -> Callable[..., ViewerPage]:
+    """Open viewer data on a page with a server."""
     from jumok.look.viewer.page import build_app
 
-    running: list[tuple[uvicorn.Server, threading.Thread, Any]] = []
+    app_server.apps.clear()  # the pages of the last test are closed
 
     def open_page(data: Any, *, before: Callable[[Any], None] | None = None, **options: Any) -> ViewerPage:
-        app = build_app(data, can_resynthesize=True)
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off", ws="none"))
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
         viewer = new_page(**options)
-        running.append((server, thread, viewer.page))
-        while not server.started:
-            time.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
         if before is not None:
             before(viewer.page)
-        viewer.page.goto(f"http://127.0.0.1:{port}/")
+        viewer.page.goto(app_server.add(build_app(data, can_resynthesize=True)))
         return viewer.wait_until_ready()
 
-    yield open_page
-    for server, thread, page in running:
-        page.close()  # first, because it would miss its server
-        server.should_exit = True
-        server.force_exit = True
-        thread.join(10)
+    return open_page
 
 
 @pytest.fixture

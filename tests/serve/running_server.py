@@ -65,6 +65,14 @@ def read_until_closed(connection: socket.socket) -> str:
     return b"".join(parts).decode()
 
 
+class PromptServer(uvicorn.Server):
+    """Notices within a few milliseconds that it should exit. uvicorn looks ten times a second."""
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):
+            await asyncio.sleep(0.005)
+
+
 class RunningServer:
     """A server that listens on a free port of this machine."""
 
@@ -73,7 +81,7 @@ class RunningServer:
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.server = uvicorn.Server(build_uvicorn_config(self.app, limits))
+        self.server = PromptServer(build_uvicorn_config(self.app, limits))
         self.thread = threading.Thread(target=self.server.run, args=([self.socket],), daemon=True)
         self.thread.start()
         wait_until(lambda: self.server.started)

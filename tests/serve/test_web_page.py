@@ -48,21 +48,6 @@ def server(services: dict[str, Any], caption_service: Any) -> Iterator[RunningSe
 
 
 @pytest.fixture
-def start_server() -> Iterator[Callable[..., RunningServer]]:
-    """Start servers, which are stopped at the end of the test."""
-    servers: list[RunningServer] = []
-
-    def start(services: dict[str, Any], limits: ServerLimits | None = None, **options: Any) -> RunningServer:
-        servers.append(RunningServer(services, limits or ServerLimits(), **options))
-        return servers[-1]
-
-    yield start
-    for running in servers:
-        if running.thread.is_alive():
-            running.stop()
-
-
-@pytest.fixture
 def open_page(browser: Any, server: RunningServer) -> Iterator[OpenPage]:
     """Open the page at a link. At the end of the test, it must have reported no errors."""
     windows: list[Any] = []
@@ -442,14 +427,17 @@ def test_server_error_is_shown(open_page: OpenPage) -> None:
 def test_retry_button_counts_down(open_page: OpenPage) -> None:
     full = {"error": "the queue is full; try again in 2 s"}
     page = open_page("#model=tag", before=mock_response("tag", full, 503, {"Retry-After": "2"}))
+    page.clock.install()
     submit(page, "Find entities", Text="Anna")
     button = page.locator(".pg-output .pg-error button")
     button.wait_for()
     assert "the queue is full; try again in 2 s (503)" in page.inner_text(".pg-output")
     assert button.inner_text() == "Try again in 2 s"
     assert button.is_disabled()
+    page.clock.fast_forward(1000)
     page.wait_for_selector("text=Try again in 1 s")
     page.unroute("**/tag")
+    page.clock.fast_forward(1000)
     page.wait_for_selector(".pg-output .pg-error button:not([disabled])")
     button.click()
     get_response(page)
