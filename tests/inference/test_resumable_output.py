@@ -4,7 +4,7 @@ import json
 import os
 import random
 import signal
-import time
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,17 +75,28 @@ def test_an_error_in_the_first_chunk_leaves_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def kill_after_calls(number: int) -> None:
+    """Kill this process at its next call or return of this number."""
+    remaining = iter(range(number))
+
+    def count(*_: object) -> None:
+        if next(remaining, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(count)
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_kill_at_any_moment_is_resumed_with_identical_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resumable_output, "SAVE_INTERVAL_SECONDS", 0.0)
     path, part = tmp_path / "out.txt", tmp_path / "out.txt.part"
     rng, num_kills, num_saved = random.Random(1), 0, 0
     while not path.exists():
+        num_calls = rng.randrange(10_000)  # a whole run has about 28,000
         if (child := os.fork()) == 0:
+            kill_after_calls(num_calls)
             write_output(path)
             os._exit(0)
-        time.sleep(rng.uniform(0.0, 0.02))
-        os.kill(child, signal.SIGKILL)
         num_kills += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
         if part.exists() and not path.exists():
             complete_lines = part.read_text().rpartition("\n")[0]
