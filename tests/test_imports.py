@@ -1,6 +1,7 @@
 """Which packages may import which, what `import jumok` may load, and rules of names and docstrings."""
 
 import ast
+import functools
 import subprocess
 import sys
 import types
@@ -122,16 +123,32 @@ def test_the_checker_accepts_an_allowed_import(tmp_path: Path, file: str, line: 
     assert find_violations(tmp_path) == []
 
 
-def test_importing_jumok_imports_nothing_heavy_that_torch_does_not() -> None:
-    code = """
-import sys, torch
+IMPORT_CODE = """
+import importlib, sys, torch
 before = set(sys.modules)
 import jumok
-heavy = {"matplotlib", "transformers", "triton", "onnx"}
-print(*sorted(heavy & (set(sys.modules) - before)))
+print(*(set(sys.modules) - before))
+import jumok.cli.app, jumok.serve.server, jumok.export.formats, jumok.inference.batch_inference
+from jumok.tasks import TASK_NAMES
+for task in TASK_NAMES:
+    for module in ("task", "predictor", "api"):
+        importlib.import_module(f"jumok.tasks.{task}.{module}")
+print(*sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+OPTIONAL_MODULES = {
+    "ctranslate2", "onnx", "onnxruntime", "onnxscript", "ray", "transformers",
+    "jumok.export.bert", "jumok.export.ctranslate2", "jumok.export.marian", "jumok.export.onnx",
+    "jumok.inference.ctranslate2_engine", "jumok.inference.onnx_engine", "jumok.inference.ray_engine",
+}  # fmt: skip
+
+
+def test_heavy_and_optional_modules_are_imported_where_they_are_used() -> None:
+    process = subprocess.run([sys.executable, "-c", IMPORT_CODE], capture_output=True, text=True, check=True)
+    of_jumok, of_all_tasks = (set(line.split()) for line in process.stdout.splitlines())
+    assert "jumok" in of_jumok
+    assert of_jumok & {"matplotlib", "transformers", "triton", "onnx"} == set()
+    assert "jumok.inference.engines" in of_all_tasks
+    assert of_all_tasks & OPTIONAL_MODULES == set()
 
 
 @pytest.mark.parametrize("name", jumok.__all__)
@@ -147,10 +164,11 @@ def test_every_public_name_is_there_and_has_a_docstring(name: str) -> None:
 # -------------------------------------------------------------------------------- names and docstrings
 
 
-def parse_modules() -> Iterator[tuple[Path, ast.Module]]:
-    """Yield all modules of the package."""
-    for path in sorted(SRC.glob("jumok/**/*.py")):
-        yield path.relative_to(SRC), ast.parse(path.read_text(encoding="utf-8"))
+@functools.cache
+def parse_modules() -> list[tuple[Path, ast.Module]]:
+    """Parse all modules of the package."""
+    paths = sorted(SRC.glob("jumok/**/*.py"))
+    return [(path.relative_to(SRC), ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
 
 
 def test_no_two_classes_have_the_same_name() -> None:
