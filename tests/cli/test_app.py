@@ -290,13 +290,13 @@ def test_ctrl_c_while_waiting_for_input(run_command: Callable[..., CommandResult
     assert process.returncode == 130
 
 
-def test_a_terminated_training_can_be_resumed(tmp_path: Path) -> None:
+def test_a_terminated_training_can_be_resumed(run_command: Callable[..., CommandResult], home: Path) -> None:
     """A separate process receives a signal. Then the same command resumes the training."""
-    words = [sys.executable, "-m", "jumok", "train", "bahdanau", *SMALL, "train.log_every=1"]
+    words = ["train", "bahdanau", *SMALL, "train.log_every=1", "train.max_epochs=null", "--out", "terminated"]
+    long_command = [sys.executable, "-m", "jumok", *words, "train.max_steps=100000"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    long_command = [*words, "train.max_steps=100000", "train.max_epochs=null"]
-    with subprocess.Popen(long_command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        metrics = tmp_path / "runs/bahdanau/metrics.jsonl"
+    with subprocess.Popen(long_command, cwd=home, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        metrics = home / "terminated/metrics.jsonl"
         for _ in range(600):
             if metrics.is_file() and metrics.stat().st_size:
                 break
@@ -306,10 +306,9 @@ def test_a_terminated_training_can_be_resumed(tmp_path: Path) -> None:
     assert process.returncode == 143
     steps = len(metrics.read_text().splitlines())
     assert steps
-    resume_command = [*words, f"train.max_steps={steps + 5}", "train.max_epochs=null"]
-    process = subprocess.run(resume_command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr
-    assert "Resuming after step" in process.stdout
+    result = run_command(*words, f"train.max_steps={steps + 5}")
+    assert result.status == 0, result.err
+    assert "Resuming after step" in result.out
 
 
 def test_torchrun_trains_with_two_processes(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def is_working(server: ServerProcess) -> bool:
 
 
 def test_generated_requests_cause_no_server_error(server: ServerProcess) -> None:
-    send_generated_requests(server, 200)
+    send_generated_requests(server, 100)
     assert is_working(server)
 
 
