@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 
@@ -402,16 +403,97 @@ def test_steps_in_a_cuda_graph() -> None:
 
 
 @pytest.fixture
-def use_step_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`attend` uses the step kernel in the interpreter too."""
-    from jumok.attention.paths import additive_step
+def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`attend` uses the kernels in the interpreter too."""
+    from jumok.attention.paths import additive
 
     if INTERPRETED:
-        monkeypatch.setattr(additive_step, "triton_unsupported_reason", lambda x: None)
+        monkeypatch.setattr(additive, "triton_unsupported_reason", lambda x: None)
+
+
+def plain_attention(
+    score: Module, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, prepared: bool
+) -> Tensor:
+    q, k = query @ score.query_weight.T, key if prepared else key @ score.key_weight.T
+    scores = (torch.tanh(q[..., :, None, :] + k[..., None, :, :]) * score.v).sum(-1)
+    scores = scores if scores.dtype == torch.float64 else scores.float()
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, -torch.inf)
+    return scores.softmax(-1).to(value.dtype) @ value
+
+
+ATTENTION = [
+    ("Additive", torch.float32, "none", (2,), False),
+    ("Additive", torch.bfloat16, "padding", (3,), False),
+    ("Concat", torch.float16, "none", (3,), False),
+    ("Additive", torch.float32, "padding", (3,), True),
+    ("Additive", torch.float32, "causal", (2, 2), False),
+    ("Concat", torch.float32, "none", (), True),
+]
 
 
 @runs_kernels
-@pytest.mark.usefixtures("use_step_kernel")
+@pytest.mark.usefixtures("use_kernels")
+@pytest.mark.parametrize(("name", "dtype", "masking", "leading", "prepared"), ATTENTION)
+def test_attention_of_many_queries(
+    name: str, dtype: torch.dtype, masking: str, leading: tuple[int, ...], prepared: bool
+) -> None:
+    import jumok
+
+    torch.manual_seed(11)
+    score = getattr(jumok.scores, name)(3, 5, 7).to(DEVICE, dtype)
+    key_width = 7 if prepared else 5
+    inputs = [random(*leading, n, width, dtype=dtype) for n, width in ((4, 3), (9, key_width), (9, 6))]
+    mask = allowed = None
+    if masking == "padding":
+        mask, allowed = jumok.masks.padding([9, 4, 1]), torch.arange(9) < torch.tensor([9, 4, 1])[:, None, None]
+    elif masking == "causal":
+        mask, allowed = jumok.masks.causal(), torch.ones(4, 9).tril(5).bool()
+    allowed = None if allowed is None else allowed.to(DEVICE)
+    grad = [random(*leading, 4, 6)]
+
+    def ours(query: Tensor, key: Tensor, value: Tensor, *_: Tensor) -> list[Tensor]:
+        keys = jumok.scores.PreparedKeys(key, name, score) if prepared else key
+        assert jumok.explain(query, keys, value, score=score, mask=mask).name == "additive"
+        return [jumok.attend(query, keys, value, score=score, mask=mask)]
+
+    def results(function: Callable[..., list[Tensor]], dtype: torch.dtype) -> list[Tensor]:
+        score.to(dtype).zero_grad()
+        found = with_gradients(function, inputs, grad, dtype)
+        parameters = [x.grad.clone() for x in score.parameters() if x.grad is not None]
+        return [*found, *parameters]
+
+    def plain(*inputs: Tensor) -> list[Tensor]:
+        return [plain_attention(score, *inputs, allowed, prepared)]
+
+    fast = results(ours, dtype)
+    assert [x.dtype for x in fast] == [dtype] * len(fast)
+    assert_as_accurate(fast, results(plain, torch.float64), results(plain, dtype), dtype=dtype)
+    if masking == "padding":  # hidden keys and values may be anything
+        for x in inputs[1:]:
+            x.masked_fill_(~allowed[:, 0, :, None], torch.nan)
+        torch.testing.assert_close(results(ours, dtype)[0], fast[0], rtol=0, atol=0)
+
+
+@runs_kernels
+@pytest.mark.usefixtures("use_kernels")
+def test_attention_of_many_queries_computes_only_requested_gradients() -> None:
+    import jumok
+
+    torch.manual_seed(12)
+    score = jumok.scores.Additive(3, 5, 7).to(DEVICE)
+    leaves = [x.requires_grad_() for x in (random(2, 4, 3), random(2, 9, 5), random(2, 9, 6))]
+    everything = [*leaves, *score.parameters()]
+    expected = torch.autograd.grad(jumok.attend(*leaves, score=score).sin().sum(), everything)
+    for wanted in everything:
+        for x in everything:
+            x.requires_grad_(x is wanted)
+        (gradient,) = torch.autograd.grad(jumok.attend(*leaves, score=score).sin().sum(), [wanted])
+        torch.testing.assert_close(gradient, expected[[x is wanted for x in everything].index(True)])
+
+
+@runs_kernels
+@pytest.mark.usefixtures("use_kernels")
 def test_a_loop_uses_the_current_parameters() -> None:
     import jumok
 
@@ -439,7 +521,7 @@ def test_a_loop_uses_the_current_parameters() -> None:
 
 
 @runs_kernels
-@pytest.mark.usefixtures("use_step_kernel")
+@pytest.mark.usefixtures("use_kernels")
 def test_a_backward_pass_or_a_checkpoint_for_each_step() -> None:
     from torch.utils.checkpoint import checkpoint
 

@@ -363,7 +363,8 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "dropout": ({"dropout": 0.5}, "reference: plain PyTorch.*\n.*not sdpa: with dropout"),
     "additive": (
         {"score": scores.Additive(D, D, 3)},
-        "reference: .*\n  not additive-step: .*on cpu\n  not sdpa: the score is not a dot product\n",
+        "reference: .*\n  not additive-step: .*on cpu\n  not additive: .*on cpu\n"
+        "  not sdpa: the score is not a dot product\n",
     ),
     "documents": (
         {"mask": masks.documents([0, 0, 0, 1, 1, 1, 1])},

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from jumok.attention.arguments import AttentionCall
-from jumok.attention.paths import NOT_APPLICABLE, additive_step, flex, reference, sdpa, varlen
+from jumok.attention.paths import NOT_APPLICABLE, additive, additive_step, flex, reference, sdpa, varlen
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,12 @@ PATHS = (
         lambda call: "score, softmax and mix in our one Triton kernel",
         additive_step.additive_step_unsupported_reason,
         additive_step.run_additive_step,
+    ),
+    AttentionPath(
+        "additive",
+        lambda call: "scores by our Triton kernels, with projections, softmax and mix in one autograd function",
+        additive.additive_unsupported_reason,
+        additive.run_additive,
     ),
     AttentionPath(
         "packed-short",

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from jumok.attention.arguments import AttentionCall
-from jumok.attention.gpu_support import triton_unsupported_reason
-from jumok.attention.paths import NO_KEYS_REASON, NOT_APPLICABLE
+from jumok.attention.paths.additive import plain_additive_unsupported_reason
 from jumok.attention.prepared_keys import PreparedKeys
 from jumok.attention.scores import TanhScore
 
@@ -19,30 +18,15 @@ if TYPE_CHECKING:
 
 def additive_step_unsupported_reason(call: AttentionCall) -> str | None:
     """Return why the kernel of one additive step does not serve the call, or None if it does."""
-    if not isinstance(call.score, TanhScore):
-        return NOT_APPLICABLE
-    if not call.score.uses_standard_formula:
-        return "it serves Additive and Concat as they are"
-    reason = triton_unsupported_reason(call.query)
+    reason = plain_additive_unsupported_reason(call)
     if reason is not None:
         return reason
     if call.shape.num_queries != 1:
         return f"it serves one query per row, and there are {call.shape.num_queries}"
-    if call.shape.num_keys == 0 or 0 in call.leading_shape:
-        return NO_KEYS_REASON
-    for name in ("bias", "scale", "softcap"):
-        if getattr(call, name) is not None:
-            return f"it has no {name}"
-    if call.dropout:
-        return "it has no dropout"
     from jumok.attention.kernels.additive_step import MAX_WIDTH
 
-    key = call.key.keys if isinstance(call.key, PreparedKeys) else call.key
-    value = cast(Tensor, call.value)
-    if max(call.score.v.shape[0], value.shape[-1]) > MAX_WIDTH:
+    if max(cast(TanhScore, call.score).v.shape[0], cast(Tensor, call.value).shape[-1]) > MAX_WIDTH:
         return f"it supports widths of at most {MAX_WIDTH}"
-    if not call.leading_shape == key.shape[:-2] == value.shape[:-2] == call.query.shape[:-2]:
-        return "query, key and value must have equal leading dimensions"
     return None
 
 
