@@ -525,6 +525,24 @@ def test_steps_do_not_synchronize_with_the_gpu(optimizer: str) -> None:
     assert torch.stack(rows).isfinite().all()
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_backward_pass_runs_in_the_thread_of_the_step(device: str) -> None:
+    threads: list[tuple[int, bool]] = []
+
+    class Observed(Toy):
+        def loss(self, batch: Points) -> Loss:
+            loss = super().loss(batch)
+            loss.total.register_hook(
+                lambda _: threads.append((threading.get_ident(), torch._C._is_multithreading_enabled()))
+            )
+            return loss
+
+    ranks = DistributedRanks(device=torch.device(device))
+    learner = Learner(Observed(), quick(compile=False), ranks, last_step=None)
+    learner.step(next(iter_step_batches(PointData(), ranks, accumulation_steps=1)), 1)
+    assert threads == [(threading.get_ident(), False)]
+
+
 @pytest.mark.gpu
 def test_training_on_a_gpu_equals_the_cpu(tmp_path: Path) -> None:
     options = {"precision": "float32", "compile": False}

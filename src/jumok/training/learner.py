@@ -153,7 +153,9 @@ class Learner:
             total, parts = self.loss_module(batch)
         if self._loss_scaler is not None:
             scale = scale * self._loss_scaler.scale
-        (total * scale.to(total.dtype)).backward()
+        # In this thread: waking autograd's own thread for a GPU, and waiting for it, takes longer than many kernels.
+        with torch.autograd.set_multithreading_enabled(False):
+            (total * scale.to(total.dtype)).backward()
         self.loss_part_names = self.loss_part_names or sorted(parts)
         return torch.stack([x.double() for x in (total.detach(), *(parts[name] for name in self.loss_part_names))])
 
