@@ -57,7 +57,7 @@ def run_additive(call: AttentionCall) -> Tensor:
     from jumok.attention.kernels.additive_attention import fused_additive_attention
 
     score, query, value = cast(TanhScore, call.score), call.query, call.prepare_value()
-    if isinstance(call.key, PreparedKeys):
+    if isinstance(call.key, PreparedKeys) or score.key_bias is not None:
         key, key_weight = call.prepare_keys(), None
     else:
         key, key_weight = call.zero_hidden_keys(call.key), score.key_weight.to(query.dtype)
