@@ -26,6 +26,7 @@ GROUPS = {
         "models/test_gru_kernel.py",
         "models/test_cross_entropy_kernel.py",
         "models/test_forward_attention_kernel.py",
+        "models/test_attention_pooling_kernel.py",
     ],
 }
 

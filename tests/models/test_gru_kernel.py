@@ -31,6 +31,7 @@ from triton_testing import (
 
 from jumok.batches.text import DocumentBatch
 from jumok.batches.tokens import Tokens
+from jumok.models import hierarchical
 from jumok.models.hierarchical import HierarchicalAttentionNetwork, HierarchicalConfig
 from jumok.models.kernels import gru
 from jumok.models.layers import recurrent
@@ -44,7 +45,7 @@ INPUTS = 3
 MANY = [4, 4, 4, *[2] * 15, 1, 1, 1]  # more than a program processes
 
 
-def unsupported_reason(x: Tensor, uses_matmul: bool) -> str | None:
+def unsupported_reason(x: Tensor, uses_matmul: bool = False) -> str | None:
     return "float64" if x.dtype == torch.float64 else None
 
 
@@ -53,13 +54,15 @@ def _use_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     # By default cuDNN rounds float32 to TF32.
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     if INTERPRETED:
-        monkeypatch.setattr(recurrent, "triton_unsupported_reason", unsupported_reason)
+        for module in (recurrent, hierarchical):
+            monkeypatch.setattr(module, "triton_unsupported_reason", unsupported_reason)
 
 
 @contextmanager
 def without_kernels() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recurrent, "triton_unsupported_reason", lambda x, uses_matmul: "not now")
+        for module in (recurrent, hierarchical):
+            patch.setattr(module, "triton_unsupported_reason", lambda x, uses_matmul=False: "not now")
         yield
 
 

@@ -12,8 +12,9 @@ the words of sentence i::
     s_i  = Σ_t α_it h_it               the sentence
 
 The sentences of all documents of a batch are encoded together. Almost no padding is computed at either level,
-however different the lengths are (see :mod:`jumok.models.layers.ragged_layout`). Only padded batches with
-static shapes (for CUDA graphs) are encoded as they are, because the host does not know their lengths.
+however different the lengths are (see :mod:`jumok.models.layers.ragged_layout`). On a GPU, one kernel pools
+them, unless the weights are requested or observed. Only padded batches with static shapes (for CUDA graphs)
+are encoded as they are, because the host does not know their lengths.
 
 Shapes: ``B`` sentences and ``N`` documents of a batch, ``L`` words of the longest sentence, ``S`` sentences
 of the longest document; widths: ``W`` of a state (of one direction), ``A`` of a key; ``C`` classes.
@@ -29,7 +30,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from jumok.attention import core
+from jumok.attention.compiled_block import has_hooks
 from jumok.attention.core import mix, weights
+from jumok.attention.gpu_support import triton_unsupported_reason
 from jumok.attention.masks import Mask
 from jumok.attention.scores import Dot
 from jumok.batches.text import DocumentBatch
@@ -96,11 +100,25 @@ class HierarchicalLevel(nn.Module):
             return self._build_zeros(tokens, weights_length)
         inputs = embed(tokens.ids.flatten().index_select(0, layout.token_indices))
         states = run_packed_rnn(self.rnn, inputs, layout.packed_steps)
+        if weights_length is None and self._is_fusible(states):
+            from jumok.models.kernels.attention_pooling import pool_packed_words
+
+            key = self.key
+            return pool_packed_words(states, key.weight, key.bias, self.query, layout.ranks, layout.packed_steps)
         keys = self.key(states).tanh()
         buckets = zip(layout.to_buckets(states), layout.to_buckets(keys), layout.buckets, strict=True)
         return layout.from_buckets(
             [self._pool(states, keys, bucket.mask, weights_length) for states, keys, bucket in buckets]
         )
+
+    def _is_fusible(self, states: Tensor) -> bool:
+        """Return whether one kernel may pool ``states``: nothing observes the keys or the attention."""
+        if triton_unsupported_reason(states) is not None or core.is_observed():
+            return False
+        from jumok.models.kernels.attention_pooling import MAX_WIDTH
+
+        is_plain = type(self.key) is nn.Linear and not has_hooks(self.key) and not has_hooks(self.score)
+        return is_plain and max(self.key.weight.shape) <= MAX_WIDTH
 
     def weights(self, embed: EmbeddingFunction, tokens: Tokens) -> Tensor:
         """Attention weights ``(B, L)``, zero at padding."""

@@ -378,8 +378,8 @@ def _get_kernel_constants(width: int, dtype: torch.dtype, shared_memory_bytes: i
     }
 
 
-def _matmul(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a · b in this dtype, accumulated in float32."""
+def multiply(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a · b in this dtype, accumulated in float32."""
     if a.is_cuda and dtype == torch.float32 != a.dtype:  # neither rounded nor cast
         return torch.mm(a, b, out_dtype=dtype)
     return torch.mm(a, b).to(dtype)
@@ -440,15 +440,15 @@ class _GruFunction(torch.autograd.Function):
         d_input_gates, d_state_gates = d_gates.unbind(1)
         d_input_gates = d_input_gates.flatten(1)
         if for_x:
-            d_x = _matmul(d_input_gates, weight, x_dtype)
+            d_x = multiply(d_input_gates, weight, x_dtype)
         if for_weights_ih:
-            d_parameters[0] = _matmul(d_input_gates.t(), inputs, parameter_dtype).chunk(directions)
+            d_parameters[0] = multiply(d_input_gates.t(), inputs, parameter_dtype).chunk(directions)
         if for_weights_hh:
             # One product for each direction. A batched product saves a launch, but its error was four times
             # as large for 17,000 words, because it adds them up sequentially instead of in several partial
             # sums.
             pairs = zip(d_state_gates.unbind(1), previous_states.unbind(1), strict=True)
-            d_parameters[1] = tuple(_matmul(gates.t(), state, parameter_dtype) for gates, state in pairs)
+            d_parameters[1] = tuple(multiply(gates.t(), state, parameter_dtype) for gates, state in pairs)
         if any(for_biases):
             d_parameters[2:] = [x.unbind() for x in d_gates.sum(0, dtype=parameter_dtype).unbind()]
         return None, None, None, d_x, *itertools.chain.from_iterable(zip(*d_parameters, strict=True))
