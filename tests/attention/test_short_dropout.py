@@ -49,9 +49,11 @@ def find_kept(query_lengths: Sequence[int], key_lengths: Sequence[int], heads: i
     key = torch.cat([torch.arange(n) for n in key_lengths])
     value = torch.nn.functional.one_hot(key, VALUE_WIDTH).to(DEVICE, HALF)[:, None].expand(-1, heads, -1)
     query = torch.zeros(sum(query_lengths), heads, VALUE_WIDTH, device=DEVICE, dtype=HALF)
+    query, value = (x.transpose(0, 1)[None] for x in (query, value))  # (1, heads, length, 128)
     out = attend_short_sequences(
         query, torch.zeros_like(value), value, build_layout(query_lengths, key_lengths), 1.0, probability
     )
+    out = out[0].transpose(0, 1)
     counts = torch.tensor(key_lengths).repeat_interleave(torch.tensor(query_lengths)).to(DEVICE)
     boosted = out.float() * counts[:, None, None]
     torch.testing.assert_close(boosted[out != 0].mean().item(), 1 / (1 - probability), rtol=5e-3, atol=0)

@@ -246,7 +246,7 @@ class MultiHead(nn.Module):
         if type(x) is Tensor and x.is_cpu and len(set(head_counts)) == 1 and not is_tracing():
             # Fewer operations. Only GPU kernels write the gradients next to each other.
             return list(x.unflatten(2, (len(head_counts), -1, self.head_width)).permute(2, 0, 3, 1, 4).unbind())
-        return [self._split_heads(part) for part in split_qkv(x, [n * self.head_width for n in head_counts])]
+        return list(split_qkv(self._split_heads(x), head_counts))
 
     def _split_heads(self, x: Tensor) -> Tensor:
         """Reshape ``(B, T, heads · D)`` to ``(B, heads, T, D)``."""

@@ -1,6 +1,6 @@
 """Attention within packed sequences that are so short that one program holds a whole one.
 
-    out = attend_short_sequences(q, k, v, layout, scale, dropout)      # all (L, H, D), sequences concatenated
+    out = attend_short_sequences(q, k, v, layout, scale, dropout)   # all (1, H, L, D), sequences concatenated
 
 A program computes one sequence and one head. All keys are in one tile, so the softmax of a query needs one
 pass. The forward pass stores only its result, and the backward pass computes the same weights again, with the
@@ -450,6 +450,7 @@ def _allocate_gradients(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor
 
 
 class _ShortAttention(torch.autograd.Function):
+    # The layout changes in here, because outside of it each view would be a node of autograd.
     @staticmethod
     def forward(
         ctx: Any,
@@ -460,11 +461,11 @@ class _ShortAttention(torch.autograd.Function):
         scale: float,
         dropout: ShortKernelDropout | None,
     ) -> Tensor:
-        q, k, v = make_rows_contiguous(q), make_rows_contiguous(k), make_rows_contiguous(v)
+        q, k, v = _to_kernel_layout(q), _to_kernel_layout(k), _to_kernel_layout(v)
         seed = None if dropout is None else dropout.seed
         ctx.save_for_backward(q, k, v, layout.cu_seqlens_q, layout.cu_seqlens_k, seed)
         ctx.layout, ctx.scale, ctx.dropout = layout, scale, dropout
-        return compute_short_forward(q, k, v, layout, scale, dropout)
+        return _from_kernel_layout(compute_short_forward(q, k, v, layout, scale, dropout))
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
@@ -472,23 +473,33 @@ class _ShortAttention(torch.autograd.Function):
         q, k, v, cu_seqlens_q, cu_seqlens_k, seed = ctx.saved_tensors
         layout = ctx.layout._replace(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
         dropout = None if seed is None else ctx.dropout._replace(seed=seed)
-        gradients = compute_short_backward(q, k, v, make_rows_contiguous(d_out), layout, ctx.scale, dropout)
-        needed = (x if needs else None for x, needs in zip(gradients, ctx.needs_input_grad, strict=False))
-        return *needed, None, None, None
+        gradients = compute_short_backward(q, k, v, _to_kernel_layout(d_out), layout, ctx.scale, dropout)
+        needed = zip(gradients, ctx.needs_input_grad, strict=False)
+        return *[_from_kernel_layout(x) if needs else None for x, needs in needed], None, None, None
+
+
+def _to_kernel_layout(x: Tensor) -> Tensor:
+    """(1, H, L, D) to (L, H, D) with contiguous D."""
+    return make_rows_contiguous(x.squeeze(0).transpose(0, 1))
+
+
+def _from_kernel_layout(x: Tensor) -> Tensor:
+    """(L, H, D) to (1, H, L, D)."""
+    return x.transpose(0, 1).unsqueeze(0)
 
 
 @disable_compile
 def attend_short_sequences(
     q: Tensor, k: Tensor, v: Tensor, layout: ShortSequenceLayout, scale: float, dropout: float = 0.0
 ) -> Tensor:
-    """Return softmax(scale · q kᵀ) v within each of the packed sequences, (L, H, D).
+    """Return softmax(scale · q kᵀ) v within each of the packed sequences, (1, H, L, D).
 
     A query whose sequence has no keys, or that is in no sequence, gets zeros. Differentiable once.
 
     Args:
-        q: (L, H, D) in bfloat16 or float16, with D at most 128.
-        k: (M, H, D).
-        v: (M, H, D).
+        q: (1, H, L, D) in bfloat16 or float16, with D at most 128.
+        k: (1, H, M, D).
+        v: (1, H, M, D).
         layout: the sequences, of at most 128 tokens, which start at 0.
         scale: the factor on the scores.
         dropout: the probability with which a weight is dropped, rounded to a multiple of 2⁻¹⁶. PyTorch's

@@ -153,14 +153,13 @@ def _get_cu_seqlens(call: AttentionCall) -> tuple[Tensor, Tensor, int, int]:
     return cu_seqlens_q, cu_seqlens_k, packed.max_seqlen_q, packed.max_seqlen
 
 
-def _to_varlen_layout(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
-    """Return query, key and value as ``(length, heads, width)``, without copies."""
+def _expand_leading_dims(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
+    """Return query, key and value as ``(1, heads, length, width)``, without copies."""
 
-    def convert(x: Tensor) -> Tensor:
-        # squeeze, not [0]: the backward pass of an index copies the gradient into a tensor of zeros.
-        return x.expand(*call.leading_shape, *x.shape[-2:]).squeeze(0).transpose(0, 1)
+    def expand(x: Tensor) -> Tensor:
+        return x if x.shape[:-2] == call.leading_shape else x.expand(*call.leading_shape, *x.shape[-2:])
 
-    return convert(call.query), convert(call.prepare_keys()), convert(call.prepare_value())
+    return expand(call.query), expand(call.prepare_keys()), expand(call.prepare_value())
 
 
 def _is_causal(call: AttentionCall) -> bool:
@@ -172,8 +171,7 @@ def run_short(call: AttentionCall) -> Tensor:
     from jumok.attention.kernels.short_sequences import ShortSequenceLayout, attend_short_sequences
 
     layout = ShortSequenceLayout(*_get_cu_seqlens(call), causal=_is_causal(call))
-    out = attend_short_sequences(*_to_varlen_layout(call), layout, call.dot_scale(), call.dropout)
-    return out.transpose(0, 1)[None]
+    return attend_short_sequences(*_expand_leading_dims(call), layout, call.dot_scale(), call.dropout)
 
 
 def run_varlen(call: AttentionCall) -> Tensor:
@@ -182,8 +180,12 @@ def run_varlen(call: AttentionCall) -> Tensor:
 
     cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = _get_cu_seqlens(call)
     causal_kwargs = {"window_size": (-1, 0)} if _is_causal(call) else {}
+    # squeeze, not [0]: the backward pass of an index copies the gradient into a tensor of zeros.
+    query, key, value = (x.squeeze(0).transpose(0, 1) for x in _expand_leading_dims(call))  # (length, heads, width)
     out = varlen_attn(
-        *_to_varlen_layout(call),
+        query,
+        key,
+        value,
         cu_seqlens_q.to(torch.int32),
         cu_seqlens_k.to(torch.int32),
         max_seqlen_q,
