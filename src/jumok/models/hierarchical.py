@@ -96,7 +96,7 @@ class HierarchicalLevel(nn.Module):
         if not tokens.packed and (tokens.mask is None or tokens.device_lengths is not None):
             return self._pool_padded(embed, tokens, weights_length)
         layout = RaggedLayout.from_tokens(tokens)
-        if not layout.buckets:
+        if not layout.packed_steps.num_sequences:
             return self._build_zeros(tokens, weights_length)
         inputs = embed(tokens.ids.flatten().index_select(0, layout.token_indices))
         states = run_packed_rnn(self.rnn, inputs, layout.packed_steps)

@@ -13,13 +13,15 @@ single long sequence does not lengthen all others::
     buckets      a a a a      c c
                  b b b ·
 
-The layout is computed on the host, which knows the lengths, and moved to the device in one copy.
+Both are computed on the host, which knows the lengths, and moved to the device in one copy each. The buckets
+are computed when they are first used.
 
 Shapes: ``B`` sequences, ``T`` words in total, ``P`` positions of all buckets.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -71,6 +73,14 @@ class RaggedBucket:
     mask: Mask | None  # for attention to these rows; None if there is no padding
 
 
+class _BucketLayout(NamedTuple):
+    """The layout of words in buckets."""
+
+    buckets: Sequence[RaggedBucket]
+    sources: Tensor  # (P,): for each bucket position, the index of its word in the order of steps
+    positions: Tensor  # (T,): for each word, its bucket position
+
+
 @dataclass(frozen=True, eq=False)
 class RaggedLayout:
     """The layouts of sequences for recurrent layers and for attention.
@@ -87,11 +97,11 @@ class RaggedLayout:
 
     token_indices: Tensor  # (T,): indices of the words in the flattened ids, in the order of steps
     packed_steps: PackedSteps  # of the words in that order
-    buckets: Sequence[RaggedBucket]
     ranks: Tensor  # (B,): rank of each sequence by falling length; empty ones come last
     num_empty: int  # sequences without words, which are in no bucket
-    _bucket_sources: Tensor  # (P,): for each bucket position, the index of its word in the order of steps
-    _bucket_positions: Tensor  # (T,): for each word, its bucket position
+    _lengths: Int64Array  # of the sequences with words, falling
+    _offsets: Int64Array  # (steps,): index of the first word of each step
+    _words: tuple[Int64Array, Int64Array]  # (T,): for each word, its step, and the rank of its sequence
 
     @classmethod
     @torch.inference_mode(False)
@@ -102,7 +112,6 @@ class RaggedLayout:
                 "the lengths of these sequences would become part of a CUDA graph; use padded tokens "
                 "with_static_shapes(), or do not capture a graph"
             )
-        device = tokens.ids.device
         lengths = np.array(tokens.lengths, np.int64)
         order = np.argsort(-lengths, kind="stable")
         falling = lengths[order]
@@ -117,51 +126,64 @@ class RaggedLayout:
         rank = np.arange(len(step)) - np.repeat(offsets, sizes)
         starts = np.cumsum(lengths) - lengths if tokens.packed else np.arange(len(order)) * tokens.ids.shape[1]
 
-        min_saved = MIN_SAVED_POSITIONS_ON_GPU if device.type == "cuda" else MIN_SAVED_POSITIONS
-        bucket_starts = _find_bucket_starts(falling, min_saved)
-        shapes = [(first, end - first, int(falling[first])) for first, end in itertools.pairwise(bucket_starts)]
-        row_lengths = np.repeat([length for *_, length in shapes], [rows for _, rows, _ in shapes]).astype(np.int64)
-        row_starts = np.cumsum(row_lengths) - row_lengths
-        # A row is padded with its own last word, which attention masks.
-        bucket_sources = [
-            offsets[np.minimum(np.arange(length), falling[first : first + rows, None] - 1)]
-            + np.arange(first, first + rows)[:, None]
-            for first, rows, length in shapes
-        ]
         arrays = (
             offsets,  # first, so that kernels find offsets and lengths at an aligned address
             falling,
             starts[order][rank] + step,
             np.argsort(order),
-            row_starts[rank] + step,
-            *(x.ravel() for x in bucket_sources),
         )
-        parts = [max_length + num_filled, len(step), len(order), len(step), int(row_lengths.sum())]
-        moved = _move_to_device(np.concatenate(arrays), device).split(parts)
-        offsets_and_lengths, token_indices, ranks, positions, sources = moved
-        device_lengths = offsets_and_lengths[max_length:]
+        parts = [max_length + num_filled, len(step), len(order)]
+        moved = _move_to_device(np.concatenate(arrays), tokens.ids.device).split(parts)
+        offsets_and_lengths, token_indices, ranks = moved
+        return cls(
+            token_indices=token_indices,
+            packed_steps=PackedSteps(torch.from_numpy(sizes), offsets_and_lengths, num_filled),
+            ranks=ranks,
+            num_empty=len(order) - num_filled,
+            _lengths=falling,
+            _offsets=offsets,
+            _words=(step, rank),
+        )
+
+    @property
+    def buckets(self) -> Sequence[RaggedBucket]:
+        """The buckets, the longest sequences first."""
+        return self._bucket_layout.buckets
+
+    @functools.cached_property
+    @torch.inference_mode(False)
+    def _bucket_layout(self) -> _BucketLayout:
+        device, lengths = self.token_indices.device, self._lengths
+        min_saved = MIN_SAVED_POSITIONS_ON_GPU if device.type == "cuda" else MIN_SAVED_POSITIONS
+        bucket_starts = _find_bucket_starts(lengths, min_saved)
+        shapes = [(first, end - first, int(lengths[first])) for first, end in itertools.pairwise(bucket_starts)]
+        row_lengths = np.repeat([length for *_, length in shapes], [rows for _, rows, _ in shapes]).astype(np.int64)
+        row_starts = np.cumsum(row_lengths) - row_lengths
+        # A row is padded with its own last word, which attention masks.
+        bucket_sources = [
+            self._offsets[np.minimum(np.arange(length), lengths[first : first + rows, None] - 1)]
+            + np.arange(first, first + rows)[:, None]
+            for first, rows, length in shapes
+        ]
+        step, rank = self._words
+        arrays = *(x.ravel() for x in bucket_sources), row_starts[rank] + step
+        parts = [int(row_lengths.sum()), len(step)]
+        sources, positions = _move_to_device(np.concatenate(arrays), device).split(parts)
+        device_lengths = self.packed_steps.offsets_and_lengths[len(self._offsets) :]
 
         def build_mask(first: int, rows: int, length: int) -> Mask | None:
-            shortest = int(falling[first + rows - 1])
+            shortest = int(lengths[first + rows - 1])
             if shortest == length:
                 return None
             padding = masks.padding(device_lengths[first : first + rows], bounds=(shortest, length))
             # Padding repeats a word of the same row. It is finite if the row is, and need not be cleared.
             return replace(cast(PaddingMask, padding), padding_is_zero=True)
 
-        return cls(
-            token_indices=token_indices,
-            packed_steps=PackedSteps(torch.from_numpy(sizes), offsets_and_lengths, num_filled),
-            buckets=[RaggedBucket(*shape, build_mask(*shape)) for shape in shapes],
-            ranks=ranks,
-            num_empty=len(order) - num_filled,
-            _bucket_sources=sources,
-            _bucket_positions=positions,
-        )
+        return _BucketLayout([RaggedBucket(*shape, build_mask(*shape)) for shape in shapes], sources, positions)
 
     def to_buckets(self, x: Tensor) -> list[Tensor]:
         """Vectors of words ``(T, D)``, in the order of steps, as ``(num_rows, length, D)`` per bucket."""
-        rows: Tensor = _GatherRowsFunction.apply(x, self._bucket_sources, self._bucket_positions)  # type: ignore[no-untyped-call]
+        rows: Tensor = _GatherRowsFunction.apply(x, *self._bucket_layout[1:])  # type: ignore[no-untyped-call]
         parts = rows.split([bucket.num_rows * bucket.length for bucket in self.buckets])
         return [
             part.unflatten(0, (bucket.num_rows, bucket.length))
