@@ -12,6 +12,7 @@ import torch
 
 from jumok.errors import InputError
 from jumok.look.capture.captured_attention import CapturedAttention
+from jumok.look.capture.captures import CapturedLayer
 from jumok.look.capture.watch import watch
 from jumok.look.viewer.attended_image import AttendedImage
 from jumok.look.viewer.tiles import (
@@ -33,22 +34,14 @@ def weights(*shape: int) -> np.ndarray:
     return torch.rand(shape).softmax(-1).numpy()
 
 
-class CapturedLayerStub:
-    """The part of a captured layer that the viewer uses."""
+class WeightsStub:
+    """The source of a captured layer with given weights."""
 
-    def __init__(self, cells: torch.Tensor, **tokens: Any) -> None:
-        self.name, self.kind, self.shape = "encoder.layer.3", "self", tuple(cells.shape)
-        self.cells = cells
-        vars(self).update(tokens)
+    query_ids = None
 
-    def pooled_map(self, *, batch: int, head: int, rows: slice, cols: slice, size: int) -> torch.Tensor:
-        return torch.from_numpy(ArrayWeightSource(self.cells[batch]).pooled_map(head, rows, cols, size))
-
-    def weights(self, *, batch: int, head: int, rows: slice, cols: slice) -> torch.Tensor:
-        return self.cells[batch, head, rows, cols]
-
-    def received_weight(self, *, batch: int) -> torch.Tensor:
-        return self.cells[batch].sum(1)
+    def __init__(self, cells: torch.Tensor) -> None:
+        self.attention = CapturedAttention.from_weights(cells)
+        self.shape = self.attention.shape
 
 
 def test_pooled_cell_is_mean_over_queries_of_sum_over_keys() -> None:
@@ -119,20 +112,17 @@ def test_answers_equal_the_weights() -> None:
 
 def test_captures_are_converted_without_padding() -> None:
     cells = torch.rand(2, 3, 5, 7).softmax(-1)
-    entry = CapturedLayerStub(cells, query_tokens=[["a"] * 5, ["b", "c"]], key_tokens=[list("defghij"), list("klm")])
-    data = ViewerData.from_captures([entry], batch=1, title="t")
+    captured = CapturedLayer("encoder.layer.3", "self", WeightsStub(cells), [], None)
+    data = ViewerData.from_captures([captured], batch=1, row_labels=["b", "c"], col_labels=list("klm"))
     layer = data.layers[0]
     assert (layer.name, layer.kind, layer.shape, layer.heads) == ("encoder.layer.3", "self", (2, 3), (0, 1, 2))
     assert list(layer.row_labels or ()) == ["b", "c"]
     answer = unpack(answer_request([data], TileRequest(0, 2, (0, 2), (0, 3), quantity="weights")))
-    assert np.array_equal(answer, cells[1, 2, :2, :3].numpy())
+    np.testing.assert_allclose(answer, cells[1, 2, :2, :3], rtol=1e-6)
     received = unpack(answer_request([data], TileRequest(0, 2, (0, 2), (0, 3), quantity="received_weight")))
-    assert np.allclose(received[0], cells[1, 2, :2, :3].mean(0), rtol=1e-3)  # without the queries of the padding
-    whole = ViewerData.from_captures([CapturedLayerStub(cells)], batch=1)
-    received = unpack(answer_request([whole], TileRequest(0, 2, (0, 5), (0, 7), quantity="received_weight")))
-    assert np.allclose(received[0], cells[1, 2].mean(0), rtol=1e-3)
+    np.testing.assert_allclose(received[0], cells[1, 2, :2, :3].mean(0), rtol=1e-3)  # without the padding's queries
     with pytest.raises(InputError, match="batch=2"):
-        ViewerData.from_captures([entry], batch=2)
+        ViewerData.from_captures([captured], batch=2)
 
 
 def test_watched_module_is_converted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -146,17 +147,11 @@ class CallSite:
             attention = observer.modify_attention(name, attention)
         return attention
 
-    def modify_scores(self, scores: Tensor) -> Tensor:
-        """Return the scores of a softmax after all modifications."""
+    def run_softmax(self, softmax: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
+        """Return the weights of scores ``(B, H, Q, K)`` after all modifications."""
         for observer, name in self.observers:
-            scores = observer.modify_scores(name, scores)
-        return scores
-
-    def modify_weights(self, weights: Tensor) -> Tensor:
-        """Return the weights of a softmax after all modifications."""
-        for observer, name in self.observers:
-            weights = observer.modify_weights(name, weights)
-        return weights
+            softmax = functools.partial(observer.run_softmax, name, softmax)
+        return softmax(scores)
 
     def modify_fused_inputs(self, inputs: FusedLayerInputs, attention: CapturedAttention) -> FusedLayerInputs:
         """Return the inputs of a fused layer after all modifications."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -90,13 +91,9 @@ class Observer:
         """Return whether this observer modifies the attention of this name."""
         return False
 
-    def modify_scores(self, name: str, scores: Tensor) -> Tensor:
-        """Return the modified scores ``(B, H, Q, K)``, the input of a softmax."""
-        return scores
-
-    def modify_weights(self, name: str, weights: Tensor) -> Tensor:
-        """Return the modified weights ``(B, H, Q, K)``, the output of a softmax."""
-        return weights
+    def run_softmax(self, name: str, softmax: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
+        """Return the weights of scores ``(B, H, Q, K)`` after this observer's modifications."""
+        return softmax(scores)
 
     def modify_fused_inputs(
         self, name: str, inputs: FusedLayerInputs, attention: CapturedAttention

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from jumok.errors import InputError
 from jumok.look.viewer.attended_document import AttendedDocument
@@ -24,6 +25,9 @@ from jumok.look.viewer.attended_image import AttendedImage
 from jumok.look.viewer.medium import Medium
 from jumok.look.viewer.synthesized_speech import StyleTokenWeights, SynthesizedSpeech
 from jumok.look.viewer.tiles import FloatArray, TileRequest, WeightArray, pack, to_float32_array
+
+if TYPE_CHECKING:
+    from jumok.look.capture.captures import CapturedLayer
 
 MANIFEST_FORMAT = 3
 MEDIA = ("document", "image", "speech")  # fields of ViewerData, and entries of an item of the manifest
@@ -132,7 +136,7 @@ class ViewerData:
     @classmethod
     def from_captures(
         cls,
-        captures: Iterable[Any],
+        captures: Iterable[CapturedLayer],
         *,
         batch: int = 0,
         row_labels: Sequence[str] | None = None,
@@ -150,12 +154,12 @@ class ViewerData:
                 raise InputError(f"batch={batch} is invalid; {layer.name} has {size} sequences: 0 to {size - 1}")
             rows = cols = None
             if layer.kind != "channel":  # the axes of a channel map are not tokens
-                rows = _get_labels(layer, "query_tokens", batch, row_labels)
-                cols = _get_labels(layer, "key_tokens", batch, col_labels)
+                rows = _get_labels(layer.query_tokens, batch) if row_labels is None else row_labels
+                cols = _get_labels(layer.key_tokens, batch) if col_labels is None else col_labels
             layers.append(
                 ViewerLayer(
                     name=layer.name,
-                    kind=f"causal {layer.kind}" if getattr(layer, "is_causal", False) else str(layer.kind),
+                    kind=f"causal {layer.kind}" if layer.is_causal else layer.kind,
                     shape=(_trim_length(num_queries, rows), _trim_length(num_keys, cols)),
                     heads=tuple(range(num_heads)),
                     source=_CapturedWeightSource(layer, batch),
@@ -231,27 +235,19 @@ class ArrayWeightSource:
 class _CapturedWeightSource:
     """One captured layer, for one sequence of its batch."""
 
-    def __init__(self, layer: Any, batch_index: int) -> None:
-        self.layer, self.batch_index = layer, batch_index
-        self._received_weight: FloatArray | None = None  # of all heads, which are computed in one pass
+    def __init__(self, layer: CapturedLayer, batch: int) -> None:
+        self.layer, self.batch = layer, batch
 
-    def pooled_map(self, head: int, rows: slice, cols: slice, size: int) -> WeightArray:
-        pooled: WeightArray = self.layer.pooled_map(batch=self.batch_index, head=head, rows=rows, cols=cols, size=size)
-        return pooled
+    def pooled_map(self, head: int, rows: slice, cols: slice, size: int) -> Tensor:
+        return self.layer.pooled_map(batch=self.batch, head=head, rows=rows, cols=cols, size=size)
 
-    def weights(self, head: int, rows: slice, cols: slice) -> WeightArray:
-        weights: WeightArray = self.layer.weights(batch=self.batch_index, head=head, rows=rows, cols=cols)
-        return weights.reshape(weights.shape[-2:])
+    def weights(self, head: int, rows: slice, cols: slice) -> Tensor:
+        return self.layer.weights(batch=self.batch, head=head, rows=rows, cols=cols)
 
-    def received_weight(self, head: int, rows: slice) -> FloatArray:
+    def received_weight(self, head: int, rows: slice) -> Tensor:
         if rows.stop < self.layer.shape[2]:  # the rest is padding; sequences of such batches are short
-            keys = slice(0, self.layer.shape[3])
-            chunks = (slice(n, min(n + 64, rows.stop)) for n in range(rows.start, rows.stop, 64))
-            sums = [to_float32_array(self.weights(head, chunk, keys)).sum(0) for chunk in chunks]
-            return np.asarray(np.sum(sums, axis=0), np.float32)
-        if self._received_weight is None:
-            self._received_weight = to_float32_array(self.layer.received_weight(batch=self.batch_index))
-        return np.asarray(self._received_weight[head])
+            return self.layer.weights(batch=self.batch, head=head, rows=rows).sum(0)
+        return self.layer.received_weight(batch=self.batch, head=head)
 
 
 def as_viewer_data_tuple(viewer_data: ViewerData | Sequence[ViewerData]) -> tuple[ViewerData, ...]:
@@ -358,9 +354,5 @@ def _trim_length(length: int, labels: Sequence[str] | None) -> int:
     return length if labels is None else min(length, len(labels))
 
 
-def _get_labels(layer: Any, name: str, batch: int, labels: Sequence[str] | None) -> Sequence[str] | None:
-    """Return the texts along an axis: the given ones, or those of the layer, shared or per sequence."""
-    texts = labels if labels is not None else getattr(layer, name, None)
-    if texts is not None and len(texts) and not isinstance(texts[0], str):
-        texts = texts[batch]
-    return texts
+def _get_labels(tokens: list[list[str]] | None, batch: int) -> list[str] | None:
+    return None if tokens is None else tokens[batch]

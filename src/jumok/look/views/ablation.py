@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -90,7 +90,6 @@ class AblationObserver(Observer):
                     f"the model has no layer {name!r}{suggest_name(name, attention_names or names, 'Its layers')}"
                 )
             self.layers[name] = _parse_ablation(name, layer_targets)
-        self._empty_rows: Tensor | None = None
 
     def on_attention(self, name: str, call: ObservedCall) -> None:
         if name in self.layers and not call.is_bhqk:
@@ -147,20 +146,16 @@ class AblationObserver(Observer):
     def modifies(self, name: str) -> bool:
         return name in self.layers
 
-    def modify_scores(self, name: str, scores: Tensor) -> Tensor:
+    def run_softmax(self, name: str, softmax: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
         ablation = self._select_ablation(name, tuple(scores.shape))
-        self._empty_rows = None
         if ablation is None:
-            return scores
+            return softmax(scores)
         h, q, k = (torch.arange(n, device=scores.device) for n in scores.shape[1:])
         blocked = ablation.contains(h[:, None, None], q[:, None], k)
         # The softmax of a row without keys is undefined; its weights are set to zero afterwards.
-        self._empty_rows = (_is_masked(scores) | blocked).all(-1, keepdim=True) & blocked.any(-1, keepdim=True)
-        return scores.masked_fill(blocked, -torch.inf).masked_fill(self._empty_rows, 0.0)
-
-    def modify_weights(self, name: str, weights: Tensor) -> Tensor:
-        empty_rows, self._empty_rows = self._empty_rows, None
-        return weights if empty_rows is None else weights.masked_fill(empty_rows, 0.0)
+        empty_rows = (_is_masked(scores) | blocked).all(-1, keepdim=True) & blocked.any(-1, keepdim=True)
+        weights = softmax(scores.masked_fill(blocked, -torch.inf).masked_fill(empty_rows, 0.0))
+        return weights.masked_fill(empty_rows, 0.0)
 
     def modify_fused_inputs(
         self, name: str, inputs: FusedLayerInputs, attention: CapturedAttention

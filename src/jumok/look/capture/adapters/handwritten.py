@@ -124,11 +124,12 @@ def _run_modified_softmax(site: CallSite, softmax: Function, scores: Tensor, arg
     scores_4d = _to_bhqk(scores, get_num_heads(site.module))
     if scores_4d is None:
         return None
-    modified = site.modify_scores(scores_4d)
-    weights: Tensor = softmax(scores if modified is scores_4d else modified.reshape(scores.shape), *args, **options)
-    weights_4d = weights.reshape(scores_4d.shape)
-    modified = site.modify_weights(weights_4d)
-    return weights if modified is weights_4d else modified.reshape(scores.shape)
+
+    def run(x: Tensor) -> Tensor:
+        weights: Tensor = softmax(x.reshape(scores.shape), *args, **options)
+        return weights.reshape(x.shape)
+
+    return site.run_softmax(run, scores_4d).reshape(scores.shape)
 
 
 def _run_inner_softmax(

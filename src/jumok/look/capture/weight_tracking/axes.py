@@ -1,4 +1,12 @@
-"""Identities for the axes of attention weights, which persist through views and copies."""
+"""Identities for the axes of attention weights, which persist through views and copies.
+
+>>> x = torch.empty(2, 3, 5, 7)
+>>> (b, h, q, k), labels = create_axes(x.shape, key_dim=3)
+>>> derive_view_labels(labels, x, x.transpose(1, 2)) == ((b,), (q,), (h,), (k,))
+True
+>>> derive_view_labels(labels, x, x.view(6, 5, 7)) == ((b, h), (q,), (k,))
+True
+"""
 
 from __future__ import annotations
 
@@ -68,7 +76,11 @@ def derive_axes(labels: DimensionLabels, shape: Sequence[int]) -> tuple[list[Wei
 
 
 def derive_view_labels(labels: DimensionLabels, tensor: Tensor, view: Tensor) -> DimensionLabels | None:
-    """Return the labels of a view of ``tensor``, derived from its strides; None if that is not possible."""
+    """Return the labels of a view of ``tensor``; None if they do not follow from its strides.
+
+    Two dimensions that step through memory alike run along the same axis. A view that has all elements of the
+    tensor may also merge axes or split one.
+    """
     is_whole = count_unique_elements(view) == count_unique_elements(tensor)
     view_labels = []
     for size, stride in zip(view.shape, view.stride(), strict=True):
@@ -85,7 +97,7 @@ def count_unique_elements(x: Tensor) -> int:
 
 
 def _list_axis_strides(labels: DimensionLabels, tensor: Tensor) -> list[tuple[WeightAxis, int, int]]:
-    """Return the axes of a tensor, with their sizes and strides."""
+    """Return the axes of a tensor, with their sizes and strides, the innermost of a dimension first."""
     strides = []
     for label, size, stride in zip(labels, tensor.shape, tensor.stride(), strict=True):
         leaves = list_leaf_axes(label)
@@ -101,22 +113,21 @@ def _list_axis_strides(labels: DimensionLabels, tensor: Tensor) -> list[tuple[We
 def _match_label(
     axis_strides: list[tuple[WeightAxis, int, int]], size: int, stride: int, is_whole: bool
 ) -> DimensionLabel | None:
+    """Return the axes along which a dimension runs, outer first; None if that is unknown."""
     if stride == 0:
         return (REPEATED_AXIS,)
     for axis, length, axis_stride in axis_strides:
-        if axis_stride == stride:
-            if length == size:
-                return (axis,)
-            if length < size:  # merged with the axis around it
-                outer = (
-                    _match_label(axis_strides, size // length, stride * length, is_whole)
-                    if size % length == 0
-                    else None
-                )
-                return None if outer is None else (*outer, axis)
-            if not is_whole:  # a slice
-                return (axis,)
+        if stride == axis_stride and size == length:
+            return (axis,)
+        if stride == axis_stride and size > length:  # it continues along the axis around this one
+            is_multiple = size % length == 0
+            outer = _match_label(axis_strides, size // length, stride * length, is_whole) if is_multiple else None
+            return None if outer is None else (*outer, axis)
+        if stride == axis_stride and not is_whole:  # a slice of the axis
+            return (axis,)
+        if stride == axis_stride:  # the inner part of the axis
             return (axis.split(size)[1],) if length % size == 0 else None
-        if is_whole and axis_stride < stride < axis_stride * length and stride == axis_stride * (length // size):
-            return (axis.split(length // size)[0],)
+        inner_size = length // size
+        if is_whole and 1 < inner_size < length and stride == axis_stride * inner_size:  # the outer part
+            return (axis.split(inner_size)[0],)
     return None

@@ -1,10 +1,7 @@
-"""Tracking of attention weights from the softmax that computes them to the product with the values.
+"""The dispatch mode that tracks attention weights from a softmax to the product with the values.
 
-A dispatch mode is active from a softmax until its output has been used or the model has ended. It labels the
-dimensions of every tensor that holds the weights: views and copies move the labels, other operations yield
-derived weights with the same labels. A product that sums over the keys shows what multiplies the values,
-which axes of the weights the values share (batch, heads), and which they do not (queries). If batch and heads
-share one axis, the output of the product is tracked until the model divides it.
+It is active from a softmax until its output has been used or the model has ended. The package describes the
+algorithm.
 """
 
 from __future__ import annotations
