@@ -79,29 +79,38 @@ def _pooled_kernel(
     EVEN: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, HAS_KEY_MASK: tl.constexpr,
     POLYNOMIALS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """out[h, row slot, column cell] = Σ of weights, where a row cell has `blocks_down` · PARTS row slots.
+    """out[h, row slot, column cell] = Σ of weights. A row cell has `blocks_down` · PARTS row slots.
 
-    Rows: a cell has HEIGHT positions of a block, or `blocks_down` blocks. Columns: WIDTH positions, or
-    `blocks_across` blocks. The loop goes over groups: the BK / WIDTH cells of a block, or the one cell of
-    `blocks_across` blocks. A program loops over `share` groups. PARTS is 1 or, if a tile is in one cell, the
-    number of warps.
+    A program computes a block of BQ rows: BQ / HEIGHT cells of up to HEIGHT rows, or one of the `blocks_down` blocks
+    of a cell. It loops over `share` groups of keys. A group is a block of BK keys, with BK / WIDTH cells of up to
+    WIDTH keys, or the `blocks_across` blocks of one cell. An iteration computes UNROLL blocks; with ONE_TURN, these
+    are a group. PARTS is 1 or, if a tile is in one cell, the number of warps: each writes its own sums.
+
+    The groups go through up to four stages, so that most need neither a mask nor a clamp:
+
+    0. groups in which the window hides keys from some rows,
+    1. groups that all rows see, and whose exponents are within the range of a polynomial,
+    2. groups that all rows see, whose exponents may be below it,
+    3. groups in which the diagonal hides keys from some rows.
+
+    If cells have empty positions or keys are masked, all groups are in stage 2, with a mask.
     """
-    DOWN: tl.constexpr = BQ // HEIGHT  # cells of a tile
-    ACROSS: tl.constexpr = BK // WIDTH
-    CLEAR: tl.constexpr = EVEN and not HAS_KEY_MASK  # if True, only tiles at the diagonal are masked
-    EDGES: tl.constexpr = CAUSAL and CLEAR
-    FOURS: tl.constexpr = WIDTH >= 16
-    COLUMNS: tl.constexpr = WIDTH // 4 if FOURS else WIDTH
-    FIRST: tl.constexpr = ONE_TURN or PARTS > 1  # an iteration starts from zero
-    QUICK: tl.constexpr = CLEAR and FOURS and POLYNOMIALS > 0
+    CELLS_DOWN: tl.constexpr = BQ // HEIGHT  # cells of a tile
+    CELLS_ACROSS: tl.constexpr = BK // WIDTH
+    UNMASKED: tl.constexpr = EVEN and not HAS_KEY_MASK  # if True, only tiles at the diagonal are masked
+    HAS_EDGES: tl.constexpr = CAUSAL and UNMASKED
+    QUARTERS: tl.constexpr = WIDTH >= 16  # four partial sums for 16 keys, else the weights themselves
+    SUMS_PER_ROW: tl.constexpr = WIDTH // 4 if QUARTERS else WIDTH
+    FRESH_SUMS: tl.constexpr = ONE_TURN or PARTS > 1  # an iteration starts from zero
+    MAY_SKIP_CLAMP: tl.constexpr = UNMASKED and QUARTERS and POLYNOMIALS > 0
     h = tl.program_id(1).to(tl.int64)
     block = tl.program_id(0)
     if CAUSAL:
         block = tl.num_programs(0) - 1 - block  # the longest loops first
-    slot = tl.arange(0, BQ)
-    cell = block // blocks_down * DOWN + slot // HEIGHT
+    position = tl.arange(0, BQ)
+    cell = block // blocks_down * CELLS_DOWN + position // HEIGHT
     valid = cell < row_cells
-    row = tl.load(row_starts_ptr + cell, mask=valid, other=R) + (block % blocks_down) * BQ + slot % HEIGHT
+    row = tl.load(row_starts_ptr + cell, mask=valid, other=R) + (block % blocks_down) * BQ + position % HEIGHT
     valid &= row < tl.load(row_starts_ptr + cell + 1, mask=valid, other=0)
     d = tl.arange(0, BD)
     q_at = q_ptr + h * q_stride_h + row.to(tl.int64)[:, None] * q_stride_r + d[None, :]
@@ -111,105 +120,107 @@ def _pooled_kernel(
     k_at = k_ptr + h // heads_per_key * k_stride_h + d[None, :]
     tile_at = k_at + tile_column[:, None] * k_stride_r  # 32 bits suffice: see `compute_pooled_maps`
 
-    # The groups of this program. Those from `inner` to `outer` need no mask.
+    # The groups of this program. Those from `unmasked_start` to `unmasked_end` need no mask.
     first = tl.program_id(2) * share
-    groups = tl.cdiv(col_cells, ACROSS)
-    last = tl.minimum(first + share, groups)
+    num_groups = tl.cdiv(col_cells, CELLS_ACROSS)
+    last = tl.minimum(first + share, num_groups)
     if CAUSAL:
-        top = tl.min(tl.where(valid, row, R))
-        bottom = tl.max(tl.where(valid, row, -1))
-        seen = tl.minimum(bottom + diagonal + 1, C)  # the number of columns that any row sees
-        last = tl.minimum(last, tl.where(seen > 0, _find_cell(seen - 1, C, col_cells) // ACROSS + 1, 0))
+        first_row = tl.min(tl.where(valid, row, R))
+        last_row = tl.max(tl.where(valid, row, -1))
+        num_seen = tl.minimum(last_row + diagonal + 1, C)  # the number of keys that any row sees
+        last = tl.minimum(last, tl.where(num_seen > 0, _find_cell(num_seen - 1, C, col_cells) // CELLS_ACROSS + 1, 0))
         if WINDOWED:
-            hidden = tl.minimum(tl.maximum(top + diagonal - window + 1, 0), C - 1)
-            first = tl.maximum(first, _find_cell(hidden, C, col_cells) // ACROSS)
-    inner, outer = first, last
-    if EDGES:
-        columns = WIDTH * blocks_across * ACROSS  # of a group
-        outer = tl.minimum(last, tl.maximum(top + diagonal + 1, 0) // columns)
+            first_seen = tl.minimum(tl.maximum(first_row + diagonal - window + 1, 0), C - 1)
+            first = tl.maximum(first, _find_cell(first_seen, C, col_cells) // CELLS_ACROSS)
+    unmasked_start, unmasked_end = first, last
+    if HAS_EDGES:
+        group_width = WIDTH * blocks_across * CELLS_ACROSS  # keys
+        unmasked_end = tl.minimum(last, tl.maximum(first_row + diagonal + 1, 0) // group_width)
         if WINDOWED:
-            inner = tl.maximum(first, tl.cdiv(tl.maximum(bottom + diagonal - window + 1, 0), columns))
-            inner = tl.minimum(inner, last)
-        outer = tl.maximum(outer, inner)
+            unmasked_start = tl.maximum(first, tl.cdiv(tl.maximum(last_row + diagonal - window + 1, 0), group_width))
+            unmasked_start = tl.minimum(unmasked_start, last)
+        unmasked_end = tl.maximum(unmasked_end, unmasked_start)
 
     # If no score can be below the range of a polynomial, it is not clamped, which saves an instruction.
-    middle = inner
-    if QUICK:
+    unclamped_end = unmasked_start
+    if MAY_SKIP_CLAMP:
         max_key_norm = tl.load(max_key_norm_ptr + h // heads_per_key)
-        middle = tl.where(fits_polynomial_range(q, valid, factor, shift, max_key_norm), outer, inner)
+        unclamped_end = tl.where(
+            fits_polynomial_range(q, valid, factor, shift, max_key_norm), unmasked_end, unmasked_start
+        )
 
-    for part in tl.static_range(0 if EDGES and WINDOWED else 1 if QUICK else 2, 4 if EDGES else 3):
-        if part == 0:
-            begin, end = first, inner
-        elif part == 1:
-            begin, end = inner, middle
-        elif part == 2:
-            begin, end = middle, outer
+    for stage in tl.static_range(0 if HAS_EDGES and WINDOWED else 1 if MAY_SKIP_CLAMP else 2, 4 if HAS_EDGES else 3):
+        if stage == 0:
+            begin, end = first, unmasked_start
+        elif stage == 1:
+            begin, end = unmasked_start, unclamped_end
+        elif stage == 2:
+            begin, end = unclamped_end, unmasked_end
         else:
-            begin, end = outer, last
-        sums = tl.zeros((BQ, BK // 16, 4) if FOURS else (BQ, BK), tl.float32)
-        total = tl.zeros((PARTS,), tl.float32)
+            begin, end = unmasked_end, last
+        sums = tl.zeros((BQ, BK // 16, 4) if QUARTERS else (BQ, BK), tl.float32)
+        part_sums = tl.zeros((PARTS,), tl.float32)
         group = begin
         turn = 0
         tile = begin * blocks_across
         for _ in range((end - begin) * (blocks_across // UNROLL)):
             for u in tl.static_range(UNROLL):
                 if EVEN:
-                    now_at = tile_at + tile.to(tl.int64) * (BK * k_stride_r)
-                    k = tl.load(now_at, mask=(d < D)[None, :], other=0.0)
-                    s = matmul(q, tl.trans(k))
+                    keys_at = tile_at + tile.to(tl.int64) * (BK * k_stride_r)
+                    k = tl.load(keys_at, mask=(d < D)[None, :], other=0.0)
+                    scores = matmul(q, tl.trans(k))
                     column = tile * BK + tile_column
                     inside = column < C
                 else:
-                    col_cell = group if ACROSS == 1 else group * ACROSS + tile_column // WIDTH
+                    col_cell = group if CELLS_ACROSS == 1 else group * CELLS_ACROSS + tile_column // WIDTH
                     is_cell = col_cell < col_cells
                     column = tl.load(col_starts_ptr + col_cell, mask=is_cell, other=C)
                     column += (turn * UNROLL + u) * BK + tile_column % WIDTH
                     inside = column < tl.load(col_starts_ptr + col_cell + 1, mask=is_cell, other=0)
-                    now_at = k_at + column.to(tl.int64)[:, None] * k_stride_r
-                    k = tl.load(now_at, mask=inside[:, None] & (d < D)[None, :], other=0.0)
-                    s = matmul(q, tl.trans(k))
-                if (part == 1 or part == 2) and CLEAR and FOURS:
-                    w, x, y, z = compute_exponents(s, factor, shift, POLYNOMIALS)
-                    tile_sums = sum_unmasked_weights(w, x, y, z, one_bits, POLYNOMIALS, ANY=part == 2)
+                    keys_at = k_at + column.to(tl.int64)[:, None] * k_stride_r
+                    k = tl.load(keys_at, mask=inside[:, None] & (d < D)[None, :], other=0.0)
+                    scores = matmul(q, tl.trans(k))
+                if (stage == 1 or stage == 2) and UNMASKED and QUARTERS:
+                    e0, e1, e2, e3 = compute_exponents(scores, factor, shift, POLYNOMIALS)
+                    tile_sums = sum_unmasked_weights(e0, e1, e2, e3, one_bits, POLYNOMIALS, ANY=stage == 2)
                 else:
                     allowed = compute_pair_mask(
                         row, column, inside, key_mask_ptr, diagonal, window, CAUSAL, WINDOWED, HAS_KEY_MASK
                     )
-                    tile_sums = sum_masked_weights(s, factor, shift, allowed, FOURS)
-                sums = tile_sums if FIRST and u == 0 else sums + tile_sums
+                    tile_sums = sum_masked_weights(scores, factor, shift, allowed, QUARTERS)
+                sums = tile_sums if FRESH_SUMS and u == 0 else sums + tile_sums
                 tile += 1
             turn += 1
             if PARTS > 1:
                 # No branch and no barrier, so the warps do not wait for each other.
-                total += sum_per_warp(sums, PARTS)
+                part_sums += sum_per_warp(sums, PARTS)
                 lane = tl.arange(0, 32)[None, :]
-                here = lane == 0
+                is_written = lane == 0
                 if not ONE_TURN:
                     done = turn * UNROLL == blocks_across
                     # Not &: in Triton 3.9's interpreter, its result has no truth value.
-                    here = tl.where(done, lane, 1) == 0
+                    is_written = tl.where(done, lane, 1) == 0
                 out_row = h * out_rows + block * PARTS + tl.arange(0, PARTS)
                 out_at = out_ptr + out_row[:, None] * col_cells + group + lane
-                tl.store(out_at, tl.broadcast_to(total[:, None], (PARTS, 32)), mask=here)
+                tl.store(out_at, tl.broadcast_to(part_sums[:, None], (PARTS, 32)), mask=is_written)
                 if ONE_TURN:
-                    total = tl.zeros(total.shape, tl.float32)
+                    part_sums = tl.zeros(part_sums.shape, tl.float32)
                     turn = 0
                     group += 1
                 else:
-                    total = tl.where(done, 0.0, total)
+                    part_sums = tl.where(done, 0.0, part_sums)
                     turn = tl.where(done, 0, turn)
                     group += tl.where(done, 1, 0)
             elif ONE_TURN or turn * UNROLL == blocks_across:
-                out_row = h * out_rows + block * DOWN + tl.arange(0, DOWN)
-                out_at = out_ptr + out_row * col_cells + group * ACROSS
-                if ACROSS == 1:
-                    tl.store(out_at, tl.sum(tl.reshape(sums, (DOWN, HEIGHT * COLUMNS)), axis=1))
+                out_row = h * out_rows + block * CELLS_DOWN + tl.arange(0, CELLS_DOWN)
+                out_at = out_ptr + out_row * col_cells + group * CELLS_ACROSS
+                if CELLS_ACROSS == 1:
+                    tl.store(out_at, tl.sum(tl.reshape(sums, (CELLS_DOWN, HEIGHT * SUMS_PER_ROW)), axis=1))
                 else:
-                    across = tl.arange(0, ACROSS)[None, :]
-                    by_row = tl.sum(tl.reshape(sums, (BQ, ACROSS, COLUMNS)), axis=2)
-                    cells = tl.sum(tl.reshape(by_row, (DOWN, HEIGHT, ACROSS)), axis=1)
-                    tl.store(out_at[:, None] + across, cells, mask=group * ACROSS + across < col_cells)
+                    across = tl.arange(0, CELLS_ACROSS)[None, :]
+                    by_row = tl.sum(tl.reshape(sums, (BQ, CELLS_ACROSS, SUMS_PER_ROW)), axis=2)
+                    cells = tl.sum(tl.reshape(by_row, (CELLS_DOWN, HEIGHT, CELLS_ACROSS)), axis=1)
+                    tl.store(out_at[:, None] + across, cells, mask=group * CELLS_ACROSS + across < col_cells)
                 sums = tl.zeros(sums.shape, tl.float32)
                 turn = 0
                 group += 1

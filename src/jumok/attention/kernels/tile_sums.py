@@ -31,7 +31,7 @@ def _exp2_by_polynomial(y, one_bits, ANY: tl.constexpr):
     integer part. Shifted left by 8 bits, they become the fraction and the exponent of another number,
     -2^n · (1 + f), where y - 383 = n + f. This is 2^(n + f) except for a factor 2^f / (1 + f), which is
     approximated by a minimax polynomial in 1 + f. `one_bits`, the bits of 1.0, is an argument so that the two
-    bit operations become one_bits instruction, which supports only one_bits constant.
+    bit operations become one instruction, which supports only one constant.
     """
     bits = (tl.maximum(y, MIN_POLYNOMIAL_EXPONENT) if ANY else y).to(tl.int32, bitcast=True) << 8
     m = ((bits & 0x7FFFFF) | one_bits).to(tl.float32, bitcast=True)  # 1 + f
