@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ from jumok.look.capture.patching import Function
 from jumok.look.capture.weight_tracking.softmax_analysis import TrackedSoftmax
 from jumok.look.capture.weight_tracking.softmax_candidates import SoftmaxCandidate
 from jumok.look.capture.weight_tracking.weight_tracker import count_other_modes
+
+T = TypeVar("T")
 
 
 class UnsupportedCallError(Exception):
@@ -220,24 +222,24 @@ def are_reports_suppressed() -> bool:
     return _SUPPRESSED.get() is not None
 
 
-@contextmanager
-def suppress_reports(entirely: bool) -> Iterator[None]:
+def suppress_reports(entirely: bool) -> AbstractContextManager[None]:
     """Do not report inner calls: ``entirely``, or except for the modifications to be made to them."""
-    token = _SUPPRESSED.set(entirely)
-    try:
-        yield
-    finally:
-        _SUPPRESSED.reset(token)
+    return set_variable(_SUPPRESSED, entirely)
+
+
+def provide_hints(hints: CallHints) -> AbstractContextManager[None]:
+    """Provide inner calls with what is known about them."""
+    return set_variable(_HINTS, hints)
 
 
 @contextmanager
-def provide_hints(hints: CallHints) -> Iterator[None]:
-    """Provide inner calls with what is known about them."""
-    token = _HINTS.set(hints)
+def set_variable(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Set a context variable inside the with block."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _HINTS.reset(token)
+        variable.reset(token)
 
 
 def _apply_hints(call: ObservedCall, hints: CallHints) -> ObservedCall:

@@ -138,12 +138,14 @@ class GenerationCapture:
         path = []
         for current in step.iterate_back():
             path.append((current, rows))
-            previous_index = -1 if current.previous is None else current.previous.forward_index
-            for forward_index in sorted(
-                (t for t in self.row_parents if previous_index < t <= current.forward_index), reverse=True
-            ):
-                rows = self.row_parents[forward_index][rows]
+            for parents in reversed(self._list_moves(current)):
+                rows = parents[rows]
         return path[::-1]
+
+    def _list_moves(self, step: CapturedStep) -> list[Tensor]:
+        """Return how rows moved between the previous step and this one: for each move, where they came from."""
+        previous_index = -1 if step.previous is None else step.previous.forward_index
+        return [self.row_parents[t] for t in sorted(self.row_parents) if previous_index < t <= step.forward_index]
 
     def merge_steps(self, step: CapturedStep, rows: Tensor) -> CapturedAttention:
         """Return the attention of some rows, from the first step to this one."""
@@ -181,17 +183,13 @@ class GenerationCapture:
         if not isinstance(sequences, Tensor):
             return None
         sequences = sequences.cpu()
-        num_rows, has_moved = (
-            len(last_step.new_keys),
-            bool(self.row_parents) or self.next_row_order is not None,
-        )
+        num_rows, has_moved = len(last_step.new_keys), bool(self.row_parents) or self.next_row_order is not None
         # Sampling, or beam search, but then its cache moves.
         is_sampled = last_step.token_ids is None and last_step.previous is not None
         if not has_moved and len(sequences) == num_rows and (num_rows == result.batch_size or is_sampled):
             return None
-        history = [
-            (step.forward_index, _require_ids(step)) for step in decoder_layer.earlier_steps
-        ] + self._list_row_tokens(last_step)
+        earlier = [(step.forward_index, _require_ids(step)) for step in decoder_layer.earlier_steps]
+        history = earlier + self._list_row_tokens(last_step)
         num_per_prompt, first = len(sequences) // result.batch_size, history[0][1]
         if len(first) % result.batch_size or len(sequences) % result.batch_size:
             raise GenerationMergeError(f"{len(sequences)} sequences were returned for {result.batch_size} prompts")
@@ -218,9 +216,9 @@ class GenerationCapture:
         for step in reversed(list(last_step.iterate_back())):
             ids = _require_ids(step)
             if history:
-                previous_index, previous_ids = history[-1]
-                for forward_index in sorted(t for t in self.row_parents if previous_index < t <= step.forward_index):
-                    previous_ids = previous_ids[self.row_parents[forward_index]]
+                _, previous_ids = history[-1]
+                for parents in self._list_moves(step):
+                    previous_ids = previous_ids[parents]
                 ids = torch.cat([previous_ids, ids], dim=1)
             history.append((step.forward_index, ids))
         return history

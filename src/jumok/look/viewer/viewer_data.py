@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 from torch import Tensor
 
 from jumok.errors import InputError
@@ -25,6 +25,7 @@ from jumok.look.viewer.attended_image import AttendedImage
 from jumok.look.viewer.medium import Medium
 from jumok.look.viewer.synthesized_speech import StyleTokenWeights, SynthesizedSpeech
 from jumok.look.viewer.tiles import FloatArray, TileRequest, WeightArray, pack, to_float32_array
+from jumok.look.views.pooling import build_pooling_axes
 
 if TYPE_CHECKING:
     from jumok.look.capture.captures import CapturedLayer
@@ -221,9 +222,10 @@ class ArrayWeightSource:
 
     def pooled_map(self, head: int, rows: slice, cols: slice, size: int) -> FloatArray:
         region = self.array[head, rows, cols]
-        row_edges, col_edges = (_compute_cell_edges(length, size) for length in region.shape)
-        summed = np.add.reduceat(np.add.reduceat(region, row_edges[:-1], axis=0), col_edges[:-1], axis=1)
-        return np.asarray(summed / np.diff(row_edges)[:, None], np.float32)
+        row_axis, col_axis = build_pooling_axes(size, *region.shape, torch.device("cpu"))
+        summed = np.add.reduceat(region, row_axis.starts[:-1].numpy(), axis=0)
+        summed = np.add.reduceat(summed, col_axis.starts[:-1].numpy(), axis=1)
+        return np.asarray(summed / row_axis.sizes.numpy()[:, None], np.float32)
 
     def weights(self, head: int, rows: slice, cols: slice) -> FloatArray:
         return self.array[head, rows, cols]
@@ -342,12 +344,6 @@ def _get_item(items: Sequence[Any], index: int, name: str) -> Any:
     if not 0 <= index < len(items):
         raise InputError(f"{name}={index} is invalid; there are {len(items)}: 0 to {len(items) - 1}")
     return items[index]
-
-
-def _compute_cell_edges(length: int, size: int) -> NDArray[np.int64]:
-    """Return the starts of cells and the end of the last one: as even as integers allow."""
-    num_cells = min(length, size)
-    return np.arange(num_cells + 1) * length // num_cells
 
 
 def _trim_length(length: int, labels: Sequence[str] | None) -> int:

@@ -1,6 +1,6 @@
 // An image: selected, dropped, pasted or taken with a phone. It is sent only to this server.
 
-import { createElement } from "../../look/viewer/static/dom.js";
+import { createElement, decodeBase64 } from "../../look/viewer/static/dom.js";
 import { encodeBase64 } from "./fields.js";
 
 const MEDIA_TYPES = ["image/png", "image/jpeg", "image/webp"]; // that the server accepts
@@ -96,9 +96,8 @@ export class ImageField {
   /** Show the image of an example: `data` is base64. */
   fill(data) {
     if (!data) return;
-    const bytes = Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
     this.showNote("");
-    this.setImage(data, new Blob([bytes]));
+    this.setImage(data, new Blob([decodeBase64(data)]));
   }
 
   reportMissing() {

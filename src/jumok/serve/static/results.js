@@ -1,6 +1,6 @@
 // Elements for responses: bars for probabilities, marks in the input text. All texts are inserted as text, not HTML.
 
-import { createElement, createWord } from "../../look/viewer/static/dom.js";
+import { createElement, createWord, decodeBase64 } from "../../look/viewer/static/dom.js";
 import { formatPercent } from "../../look/viewer/static/descriptions.js";
 
 const NUM_ENTITY_COLOURS = 8; // a ninth entity type has the colour of the first
@@ -171,8 +171,7 @@ export function renderFilledMasks(response, request, metadata) {
 }
 
 function createPlayer(audio, label) {
-  const bytes = Uint8Array.from(atob(audio), (character) => character.charCodeAt(0)),
-    url = URL.createObjectURL(new Blob([bytes], { type: "audio/wav" }));
+  const url = URL.createObjectURL(new Blob([decodeBase64(audio)], { type: "audio/wav" }));
   return createElement("audio", { controls: true, preload: "auto", src: url, aria: { label } });
 }
 

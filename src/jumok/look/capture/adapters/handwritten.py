@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jumok.look.capture.call_site import CallSite, are_reports_suppressed, get_call_site, is_observing
+from jumok.look.capture.call_site import CallSite, are_reports_suppressed, get_call_site, is_observing, set_variable
 from jumok.look.capture.module_stack import ModuleFrame, get_num_heads, looks_like_attention
 from jumok.look.capture.observer import OBSERVERS
 from jumok.look.capture.patching import AttributePatch, Function, FunctionPatch
@@ -149,11 +149,8 @@ def _run_inner_softmax(
 def catch_scores() -> Iterator[list[Tensor]]:
     """Collect the scores of the softmaxes that are called meanwhile. They are not tracked."""
     caught_scores: list[Tensor] = []
-    token = _CAUGHT_SCORES.set(caught_scores)
-    try:
+    with set_variable(_CAUGHT_SCORES, caught_scores):
         yield caught_scores
-    finally:
-        _CAUGHT_SCORES.reset(token)
 
 
 def _get_softmax_dim(scores: Any, dim: Any = None, *args: Any, **options: Any) -> int | None:

@@ -7,6 +7,7 @@ operations from a layer's input to its output: queries and keys are projected ag
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 
 from jumok.errors import InputError
 from jumok.look.capture.adapters import handwritten
-from jumok.look.capture.call_site import CallHints, get_call_site, is_observing, provide_hints
+from jumok.look.capture.call_site import CallHints, get_call_site, is_observing, provide_hints, set_variable
 from jumok.look.capture.captured_attention import CapturedAttention
 from jumok.look.capture.layouts import pad_nested
 from jumok.look.capture.observer import FusedLayerInputs, ObservedCall
@@ -31,8 +32,8 @@ FORWARD_ARGUMENTS = tuple(inspect.signature(F.multi_head_attention_forward).para
 def list_patches(model: nn.Module) -> Iterator[AttributePatch]:
     """List the patches of the functions that the layers of ``torch.nn`` call."""
     yield AttributePatch(F, "multi_head_attention_forward", _wrap_forward)
-    yield AttributePatch(torch, "bmm", _wrap_bmm)
-    yield AttributePatch(torch, "baddbmm", _wrap_baddbmm)
+    yield AttributePatch(torch, "bmm", functools.partial(_wrap_product, first_factor=0))
+    yield AttributePatch(torch, "baddbmm", functools.partial(_wrap_product, first_factor=1))
     yield AttributePatch(torch, "_native_multi_head_attention", _wrap_native_attention)
     yield AttributePatch(torch, "_transformer_encoder_layer_fwd", _wrap_encoder_layer)
 
@@ -48,37 +49,30 @@ def _wrap_forward(forward: Function) -> Function:
         if not is_observing():
             return forward(*args, **options)
         arguments = dict(zip(FORWARD_ARGUMENTS, args, strict=False)) | options
-        token = _PENDING_NUM_HEADS.set(arguments["num_heads"] if arguments.get("need_weights", True) else 0)
-        try:
-            kind = "self" if arguments["query"] is arguments["key"] else "cross"
-            with provide_hints(CallHints(kind=kind)), handwritten.catch_scores():
-                return forward(*args, **options)
-        finally:
-            _PENDING_NUM_HEADS.reset(token)
+        num_heads = arguments["num_heads"] if arguments.get("need_weights", True) else 0
+        kind = "self" if arguments["query"] is arguments["key"] else "cross"
+        with (
+            set_variable(_PENDING_NUM_HEADS, num_heads),
+            provide_hints(CallHints(kind=kind)),
+            handwritten.catch_scores(),
+        ):
+            return forward(*args, **options)
 
     return multi_head_attention_forward
 
 
-def _wrap_bmm(bmm: Function) -> Function:
-    def watched_bmm(*args: Any, **options: Any) -> Any:
+def _wrap_product(multiply: Function, first_factor: int) -> Function:
+    """Wrap ``torch.bmm`` or ``torch.baddbmm``, whose arguments before its two factors are an addend."""
+
+    def watched_product(*args: Any, **options: Any) -> Any:
+        factors = args[first_factor : first_factor + 2]
         if is_observing() and _PENDING_NUM_HEADS.get():
-            _report_score_product(args[0], args[1], None)
-        out = bmm(*args, **options)
-        handwritten.record_product(out, *args[:2])
+            _report_score_product(*factors, args[0] if first_factor else None)
+        out = multiply(*args, **options)
+        handwritten.record_product(out, *factors)
         return out
 
-    return watched_bmm
-
-
-def _wrap_baddbmm(baddbmm: Function) -> Function:
-    def watched_baddbmm(*args: Any, **options: Any) -> Any:
-        if is_observing() and _PENDING_NUM_HEADS.get():
-            _report_score_product(args[1], args[2], args[0])
-        out = baddbmm(*args, **options)
-        handwritten.record_product(out, *args[1:3])
-        return out
-
-    return watched_baddbmm
+    return watched_product
 
 
 def _report_score_product(query: Tensor, keys: Tensor, mask: Tensor | None) -> None:

@@ -1,6 +1,6 @@
 // Playback of audio.
 
-import { createElement } from "./dom.js";
+import { createElement, decodeBase64 } from "./dom.js";
 
 export class AudioPlayer {
   /** `events`: timeChanged(seconds), repeatedly while it plays; changed(), when it starts or stops; failed(text). */
@@ -89,8 +89,4 @@ export class AudioPlayer {
     this.audio.removeAttribute("src");
     URL.revokeObjectURL(this.url);
   }
-}
-
-export function decodeBase64(text) {
-  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 }

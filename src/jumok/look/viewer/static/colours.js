@@ -148,6 +148,15 @@ export function createCurve(kind, low, top) {
   return { to: (weight) => Math.min(1, Math.max(0, weight / top)), from: (position) => position * top };
 }
 
+/** The highest weight of each of `count` sections of a text. */
+export function findSectionMaxima(weights, count) {
+  return Array.from({ length: count }, (_, n) => {
+    const first = Math.floor((n / count) * weights.length),
+      last = Math.max(first + 1, Math.floor(((n + 1) / count) * weights.length));
+    return weights.subarray(first, last).reduce((most, weight) => Math.max(most, weight), 0);
+  });
+}
+
 const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 
 /** Format a weight: 0.831, 0.0042, 3.1×10⁻⁶. */

@@ -1,6 +1,6 @@
 // A text with the weights of its words: the data of the document view.
 
-import { countWhile } from "./dom.js";
+import { countWhile, decodeBase64 } from "./dom.js";
 import { decode } from "./tiles.js";
 
 const BLOCK_SIZE = 2000; // maximum number of words that are laid out together: a sentence may be very long
@@ -90,7 +90,7 @@ export class DocumentWeights {
 }
 
 function unpack(text) {
-  return decode(Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer);
+  return decode(decodeBase64(text).buffer);
 }
 
 function computeMean(hops) {

@@ -116,6 +116,11 @@ export function encodePng(canvas) {
   return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
 }
 
+/** Decode base64 to bytes. */
+export function decodeBase64(text) {
+  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+}
+
 /** Let the user download a file. */
 export function download(name, blob) {
   const url = URL.createObjectURL(blob);

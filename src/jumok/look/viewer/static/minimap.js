@@ -1,5 +1,6 @@
 // A thin strip beside a text, as in editors: the weights of the whole text, and the visible part.
 
+import { findSectionMaxima } from "./colours.js";
 import { clamp, createElement, sizeCanvas } from "./dom.js";
 
 const WIDTH = 14; // pixels
@@ -43,15 +44,11 @@ export class Minimap {
   paintColumn(weights, curve, height) {
     const image = createElement("canvas", { width: 1, height: height }),
       context = image.getContext("2d");
-    for (let y = 0; y < height; y += 1) {
-      const from = Math.floor((y / height) * weights.length),
-        to = Math.max(from + 1, Math.floor(((y + 1) / height) * weights.length));
-      let most = 0;
-      for (let n = from; n < to; n += 1) if (weights[n] > most) most = weights[n];
-      const shade = Math.round(curve.to(most) * 255);
+    findSectionMaxima(weights, height).forEach((weight, y) => {
+      const shade = Math.round(curve.to(weight) * 255);
       context.fillStyle = shade > 1 ? `rgb(${this.appearance.list[shade]})` : this.appearance.inks.empty;
       context.fillRect(0, y, 1, 1);
-    }
+    });
     return image;
   }
 }

@@ -5,8 +5,17 @@ import { Alignment } from "./alignment.js";
 import { Caption } from "./caption.js";
 import { formatCount, formatWeight, pluralize } from "./colours.js";
 import { createRanking } from "./controls.js";
-import { clamp, createElement, createWord, encodePng, icon, iconButton, sizeCanvas } from "./dom.js";
-import { decodeBase64, AudioPlayer } from "./audio_player.js";
+import {
+  clamp,
+  createElement,
+  createWord,
+  decodeBase64,
+  encodePng,
+  icon,
+  iconButton,
+  sizeCanvas,
+} from "./dom.js";
+import { AudioPlayer } from "./audio_player.js";
 import { alignmentImage, melImage, paintMarkers, paintSpeech, layoutSpectrogram } from "./spectrogram_painter.js";
 import { StylePanel } from "./style_panel.js";
 import { ALIGNMENT_SIZE } from "./tiles.js";

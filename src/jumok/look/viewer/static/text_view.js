@@ -1,6 +1,6 @@
 // The text, each token shaded by the weight it receives from all queries, or from the pinned one.
 
-import { formatCount, createCurve, formatWeight } from "./colours.js";
+import { createCurve, findSectionMaxima, formatCount, formatWeight } from "./colours.js";
 import { createPager } from "./controls.js";
 import { clamp, createElement, createWord, sizeCanvas } from "./dom.js";
 import { joinTokens, truncateText } from "./token_text.js";
@@ -165,14 +165,10 @@ export class TextView extends View {
     if (this.strip.hidden || width < 20) return;
     const context = sizeCanvas(this.strip, width, height),
       { length } = this.values;
-    for (let x = 0; x < width; x += 1) {
-      const from = Math.floor((x / width) * length),
-        to = Math.max(from + 1, Math.floor(((x + 1) / width) * length));
-      let most = 0;
-      for (let n = from; n < to; n += 1) most = Math.max(most, this.values[n]);
-      context.fillStyle = `rgb(${this.appearance.tints[Math.round(this.curve.to(most) * 255)]})`;
+    findSectionMaxima(this.values, width).forEach((weight, x) => {
+      context.fillStyle = `rgb(${this.appearance.tints[Math.round(this.curve.to(weight) * 255)]})`;
       context.fillRect(x, 0, 1, height);
-    }
+    });
     if (length > PAGE_SIZE) {
       context.strokeStyle = this.appearance.inks.pin;
       context.lineWidth = 2;

@@ -8,10 +8,10 @@ export class View {
   static keys = [
     ["← →", "previous, next head"],
     ["↑ ↓", "previous, next layer"],
-    ["Enter, Esc", "pin, unpin the row"],
+    ["Esc", "unpin the query"],
   ]; // its keyboard shortcuts, and their functions
   static hint = "Click a query to pin it."; // how to use it with a pointer
-  static medium = null; // what it shows beside weights: the name of an entry of an item, as in viewer_data.py
+  static medium = null; // what it shows weights on (see viewer/medium.py), or null: any layer
   static hasLayers = true; // whether it shows the weights of one layer and head
   static chip = "head"; // what the numbered buttons select
   static pin = "pinned"; // the state that is pinned: a query
