@@ -222,7 +222,7 @@ class ArrayWeightSource:
 
     def pooled_map(self, head: int, rows: slice, cols: slice, size: int) -> FloatArray:
         region = self.array[head, rows, cols]
-        row_axis, col_axis = build_pooling_axes(size, *region.shape, torch.device("cpu"))
+        row_axis, col_axis = build_pooling_axes(size, len(region), region.shape[1], torch.device("cpu"))
         summed = np.add.reduceat(region, row_axis.starts[:-1].numpy(), axis=0)
         summed = np.add.reduceat(summed, col_axis.starts[:-1].numpy(), axis=1)
         return np.asarray(summed / row_axis.sizes.numpy()[:, None], np.float32)

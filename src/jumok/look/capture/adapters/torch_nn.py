@@ -67,7 +67,7 @@ def _wrap_product(multiply: Function, first_factor: int) -> Function:
     def watched_product(*args: Any, **options: Any) -> Any:
         factors = args[first_factor : first_factor + 2]
         if is_observing() and _PENDING_NUM_HEADS.get():
-            _report_score_product(*factors, args[0] if first_factor else None)
+            _report_score_product(factors[0], factors[1], args[0] if first_factor else None)
         out = multiply(*args, **options)
         handwritten.record_product(out, *factors)
         return out
