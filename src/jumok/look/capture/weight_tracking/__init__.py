@@ -16,8 +16,8 @@ are ``(B · H, K, D)``::
    are batch axes (b h), the others are query axes (q). A product and a sum, elementwise, counts as well.
 5. When the module ends, its candidates are analysed. An attention has scores that are a product of two
    tensors, or weights over positions; its batch axes are batch and heads. These are told apart by the number of
-   heads that the module declares or, if they share an axis, by how the model divides the output of the product,
-   which is tracked until then. If that does not suffice, the layer is reported as missed: nothing is guessed.
+   heads that the module declares. If they share an axis, the batch is the outer part, unless the model divides the
+   output of the product otherwise; the output is tracked until then. Ambiguous axes are reported, not guessed.
 6. The scores are captured, or the weights, if these were changed after the softmax or the scores overwritten.
 
 =======================  ================================================================================
