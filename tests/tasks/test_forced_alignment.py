@@ -35,9 +35,9 @@ def make_recordings(number: int, seed: int) -> tuple[list[list[int]], list[np.nd
 
 
 def test_symbols_are_aligned_to_their_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts, mels, expected = make_recordings(60, seed=2)
-    monkeypatch.setattr(forced_alignment, "MAX_TRAINING_RECORDINGS", 40)
-    alignments = forced_alignment.align_recordings(texts, mels, seed=1, device=CPU)
+    texts, mels, expected = make_recordings(30, seed=2)
+    monkeypatch.setattr(forced_alignment, "MAX_TRAINING_RECORDINGS", 20)
+    alignments = forced_alignment.align_recordings(texts, mels, seed=1, device=CPU, num_iterations=6)
     uniform = [forced_alignment._align_uniformly(len(mel), len(text)) for text, mel in zip(texts, mels, strict=True)]
 
     def compute_accuracy(alignments: list[np.ndarray]) -> float:
