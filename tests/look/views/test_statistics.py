@@ -348,4 +348,4 @@ def test_8192_tokens_and_8_heads_take_less_than_200_mib(arguments: list[str]) ->
     """All weights are 2 GiB. The test measures the peak of a process."""
     process = subprocess.run([sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
-    assert 10 < float(process.stdout) < 200
+    assert 4 < float(process.stdout) < 200
