@@ -19,6 +19,11 @@ from jumok.models.transformer import Transformer, TransformerConfig, Transformer
 BATCH = Seq2SeqBatch.from_sequences([[5, 6, 7], [8]], [[9, 10], [11, 5, 6]])
 
 
+@pytest.fixture(autouse=True)
+def convert_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_casting, "FOREACH_DEVICE", "cpu")
+
+
 def build_model(norm: str = "post") -> Transformer:
     torch.manual_seed(0)
     config = TransformerConfig(
@@ -148,3 +153,30 @@ def test_compiled_sublayers_are_left_to_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert not weight_casting._find_uncast_weights(layer)
         assert weight_casting._find_uncast_weights(build_model().encoder[0])
+
+
+def test_on_a_cpu_autocast_converts_each_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert find_separate_casts(build_model())
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_results_are_those_of_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    batch = BATCH.to("cuda")
+    model = build_model().cuda()
+    parameters = list(model.parameters())
+
+    def compute_on_gpu() -> tuple[Tensor, ...]:
+        torch.manual_seed(1)
+        with torch.autocast("cuda", torch.bfloat16):
+            assert bool(weight_casting._find_uncast_weights(model.encoder[0])) == converts
+            total = model.loss(batch).total
+        return total.detach(), *torch.autograd.grad(total, parameters)
+
+    converts = True
+    results = compute_on_gpu()
+    converts = False
+    monkeypatch.setattr(weight_casting, "_find_uncast_weights", lambda layer: [])
+    for result, expected in zip(results, compute_on_gpu(), strict=True):
+        torch.testing.assert_close(result, expected)  # the gradients of embeddings are summed in any order

@@ -1,4 +1,4 @@
-"""Under autocast, convert the weights of a whole layer at once.
+"""Under autocast on a GPU, convert the weights of a whole layer at once.
 
 Autocast converts each weight and each bias by an operation of its own, and the backward pass converts each of
 their gradients back. A decoder layer has 14 of them, and on a GPU launching these 28 kernels takes longer than
@@ -15,9 +15,12 @@ from torch import Tensor, nn
 from jumok.attention.caching import is_tracing
 from jumok.attention.compiled_block import CompiledBlock
 
+# The type of devices where one operation copies many tensors. A CPU copies one after another.
+FOREACH_DEVICE = "cuda"
+
 
 class CastingLayer(nn.Module):
-    """A layer of sublayers. Under autocast, the weights of their linear layers are converted at once.
+    """A layer of sublayers. Under autocast on a GPU, the weights of their linear layers are converted at once.
 
     During the call the linear layers hold the converted weights, so autocast has nothing left to convert. The
     result is the same, bit for bit.
@@ -28,8 +31,7 @@ class CastingLayer(nn.Module):
         if not uncast:
             return super().__call__(*args, **kwargs)
         weights = [weight for _, _, weight in uncast]
-        dtype = torch.get_autocast_dtype(weights[0].device.type)
-        converted = _CastFunction.apply(dtype, *weights)  # type: ignore[no-untyped-call]
+        converted = _CastFunction.apply(torch.get_autocast_dtype(FOREACH_DEVICE), *weights)  # type: ignore[no-untyped-call]
         try:
             for (parameters, name, _), x in zip(uncast, converted, strict=True):
                 parameters[name] = x
@@ -46,7 +48,7 @@ def _find_uncast_weights(layer: nn.Module) -> list[tuple[dict[str, Any], str, Te
     sublayers are compiled, because compiled code needs no launches for conversions. Weights that are not plain
     parameters, for example sharded ones, are left to autocast.
     """
-    if not (torch.is_grad_enabled() and torch._C._is_any_autocast_enabled()):
+    if not (torch.is_grad_enabled() and torch.is_autocast_enabled(FOREACH_DEVICE)):
         return []
     if is_tracing() or torch._C._are_functorch_transforms_active():
         return []
@@ -59,10 +61,9 @@ def _find_uncast_weights(layer: nn.Module) -> list[tuple[dict[str, Any], str, Te
         for module in sublayer._modules.values():
             if isinstance(module, nn.Linear):
                 for name, x in module._parameters.items():
-                    if type(x) is nn.Parameter and x.dtype is torch.float32:
+                    if type(x) is nn.Parameter and x.dtype is torch.float32 and x.device.type == FOREACH_DEVICE:
                         uncast.append((module._parameters, name, x))
-    devices = {weight.device.type for _, _, weight in uncast}
-    return uncast if len(devices) == 1 and torch.is_autocast_enabled(devices.pop()) else []
+    return uncast
 
 
 class _CastFunction(torch.autograd.Function):
