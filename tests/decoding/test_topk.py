@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from jumok.decoding.topk import stable_topk
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @given(
     seed=st.integers(0, 2**32 - 1),
     rows=st.integers(1, 3),
@@ -15,13 +16,13 @@ from jumok.decoding.topk import stable_topk
     count=st.integers(1, 40),
     ties=st.sampled_from([0.0, 0.5, 2.0, 1e9]),
 )
-def test_topk_equals_a_stable_sort(seed: int, rows: int, words: int, count: int, ties: float) -> None:
+def test_topk_equals_a_stable_sort(device: str, seed: int, rows: int, words: int, count: int, ties: float) -> None:
     count = min(count, words)
     logp = torch.randn(rows, words, generator=torch.Generator().manual_seed(seed)).mul(3).log_softmax(-1)
     if ties:
         logp = (logp / ties).round() * ties - 1  # two words are never both certain
     logp[:, : words // 3 : 2] = -torch.inf
-    values, ids = stable_topk(logp, count)
+    values, ids = (x.cpu() for x in stable_topk(logp.to(device), count))
     order, places = logp.sort(dim=1, descending=True, stable=True)
     assert torch.equal(values, order[:, :count])
     known = values > -torch.inf  # which of the impossible ones come last is nobody's business

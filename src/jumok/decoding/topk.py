@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 MAX_SORTED_WORDS = 256  # up to this number of words, sorting the whole row is fastest
+MAX_DIRECT_ELEMENTS = 1 << 18  # up to this number of values, a GPU takes less time to find them than to launch chunks
 # Relative difference that separates equal values in float64 and keeps the order of different float32 values,
 # for up to 2²⁵ words.
 TIE_BREAK_EPSILON = 2.0**-50
@@ -30,6 +31,10 @@ def stable_topk(log_probs: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if num_words <= max(MAX_SORTED_WORDS, 2 * k):
         values, ids = log_probs.sort(dim=1, descending=True, stable=True)
         return values[:, :k], ids[:, :k]
+    if log_probs.is_cuda and log_probs.numel() <= MAX_DIRECT_ELEMENTS:
+        _, tie_breakers = _build_tie_breakers(num_words, log_probs.device)
+        ids = (log_probs * tie_breakers).topk(k).indices
+        return log_probs.gather(1, ids), ids
     # The top k words are in the k chunks with the highest maxima. So the whole row is read once, and only
     # about the square root of it is sorted.
     chunk_size = math.isqrt(num_words // k)
