@@ -1,15 +1,15 @@
-# Python and make are enough: every target first installs what it needs into .venv.
+# Only Python and make are needed: every target first installs its dependencies into .venv.
 
 PYTHON ?= python3
 VENV   ?= .venv
-# The release that the tests are run with; the package takes 2.11 to 2.15.
-# Another one, beside this one:  make test VENV=.venv-2.11 TORCH=torch==2.11.0
+# The version for the tests. The package supports 2.11 to 2.15.
+# To test with another version in a second environment: make test VENV=.venv-2.11 TORCH=torch==2.11.0
 TORCH  ?= torch==2.13.0
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# uv does not read pip's settings: where pip is told of a folder of wheels, tell uv too.
+# uv does not read pip's settings, so a folder of wheels for pip is passed on to uv.
 ifdef PIP_FIND_LINKS
 empty :=
 comma := ,
@@ -26,9 +26,10 @@ help:
 	@echo "make bench     run the benchmarks"
 	@echo "make docs      run the lessons and build the site: build/docs/html/index.html"
 	@echo "make lint      ruff and mypy"
-	@echo "make clean     remove the environment and the caches (runs/ stays)"
+	@echo "make clean     remove the environment and the caches, but not runs/"
 
-# One process per core. Each runs whole files, so that what a file sets up is set up once. tests/conftest.py sorts them.
+# One process per core. Each runs whole files, so that the fixtures of a file are set up once. tests/conftest.py sorts
+# the files.
 PARALLEL = --numprocesses=auto --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
 
 quick: lint
@@ -62,7 +63,7 @@ demo: $(STAMP)
 	$(BIN)/jumok eval runs/demo
 	$(BIN)/jumok run runs/demo "this is an example sentence" --alignments --attention-map runs/demo/figures/example.png
 
-# Lessons are run once and kept: the second time takes seconds.
+# The outputs of the lessons are cached: the second build takes seconds.
 docs: $(STAMP)
 	$(BIN)/python docs/build.py
 
@@ -70,9 +71,9 @@ clean:
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples bench docs -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-# The stamp is written last, so an install that failed or was stopped is done again. torch goes
-# first and alone: so it is $(TORCH), and no other package gets to ask for another build of it.
-# uv where there is one; if it fails, pip starts from an empty environment.
+# The stamp is written last, so a failed or interrupted install is repeated. torch is installed first and alone, so
+# that no other package selects another version or build of it. uv is used if it is installed. If it fails, pip
+# starts from an empty environment.
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("jumok needs Python 3.11 or newer, and $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.12 ..." % sys.version_info[:2])'
 	@rm -f $@
@@ -88,5 +89,5 @@ $(STAMP): pyproject.toml
 	    $(BIN)/python -m pip install --editable ".[test]"; \
 	}; \
 	if ! command -v uv >/dev/null; then echo "Installing into $(VENV) with pip ..."; with_pip; \
-	elif ! with_uv; then echo "uv could not install this; trying pip ..."; with_pip --clear; fi
+	elif ! with_uv; then echo "uv failed to install the packages. Installing with pip ..."; with_pip --clear; fi
 	@touch $@
