@@ -3,12 +3,10 @@
 import gzip
 import io
 import json
-import os
 import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,19 +182,31 @@ def test_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     assert "line 3: cut off" in screen.getvalue()
 
 
+# Kills the process as soon as its output can be resumed, however fast the machine is.
+KILLED_COMMAND = """
+import os, signal
+from jumok import cli
+from jumok.inference import resumable_output
+
+def save_and_die(output):
+    save_progress(output)
+    if output.num_done:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+save_progress = resumable_output.ResumableOutput.save_progress
+resumable_output.ResumableOutput.save_progress = save_and_die
+resumable_output.SAVE_INTERVAL_SECONDS = 0
+cli.main()
+"""
+
+
 def test_a_killed_command_resumes_with_identical_output(bahdanau: Run, tmp_path: Path) -> None:
     texts = [TEXTS[n % 41] for n in range(2500)]
     (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
-    command = [sys.executable, "-m", "jumok", "run", str(bahdanau.folder), "in.txt", "--beam-size", "1"]
-    options = {"cwd": tmp_path, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+    command = ["run", str(bahdanau.folder), "in.txt", "--beam-size", "1", "--out", "out.txt"]
+    killed = subprocess.run([sys.executable, "-c", KILLED_COMMAND, *command], cwd=tmp_path, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL
     state = tmp_path / "out.txt.part.json"
-    with subprocess.Popen([*command, "--out", "out.txt"], **options) as process:
-        for _ in range(3000):
-            if state.is_file() and json.loads(state.read_text())["num_inputs"]:
-                break
-            time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
     assert not (tmp_path / "out.txt").exists()
     num_resumed = json.loads(state.read_text())["num_inputs"]
     job = InferenceJob(bahdanau, TranslationOptions(beam_size=1), device="cpu")
