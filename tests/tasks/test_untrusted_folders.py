@@ -15,7 +15,7 @@ from jumok.errors import InputError, MissingExtra
 from jumok.export.safetensors_converter import convert_to_safetensors
 from jumok.files import check_symlinks
 from jumok.inference import engines
-from jumok.look.viewer.huggingface_model import capture_huggingface_model
+from jumok.look.huggingface.capture import capture_huggingface_model
 from jumok.recipe import load
 from jumok.run import Run
 from jumok.tasks import pretrained

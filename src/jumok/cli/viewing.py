@@ -100,8 +100,8 @@ def _capture_views(
     device: str,
 ) -> list[ViewerData]:
     """Run a model and capture its attention: one view, or two if heads or edges are knocked out."""
-    from jumok.look.viewer.huggingface_folder import find_model_folder, is_huggingface_folder
-    from jumok.look.viewer.huggingface_model import capture_huggingface_model
+    from jumok.look.huggingface.capture import capture_huggingface_model
+    from jumok.look.huggingface.folder import find_model_folder, is_huggingface_folder
     from jumok.run import Run
     from jumok.tasks import build_task, load_predictor
 

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from jumok import InputError
 from jumok.cli.app import app
 from jumok.data.readers.parallel_corpus import TranslationExample
-from jumok.look.viewer import huggingface_model, view_writer
+from jumok.look.huggingface.capture import capture_huggingface_model
+from jumok.look.viewer import view_writer
 from jumok.run import Run
 from jumok.tasks import load_predictor
 
@@ -79,7 +80,7 @@ INVALID_OPTIONS: dict[str, tuple[dict[str, object], list[str]]] = {
 
 @pytest.mark.parametrize("name", INVALID_OPTIONS)
 def test_invalid_selections_are_rejected(name: str, bert: Path, tmp_path: Path) -> None:
-    (data,) = huggingface_model.capture_huggingface_model(bert, "a cat", device="cpu")
+    (data,) = capture_huggingface_model(bert, "a cat", device="cpu")
     options, words = INVALID_OPTIONS[name]
     with pytest.raises(InputError) as error:
         view_writer.save_view(data, **{"path": tmp_path / "map.png"} | options)  # type: ignore[arg-type]
@@ -110,7 +111,7 @@ def test_run_is_compared_with_ablation(run: Run, bert: Path) -> None:
     full, ablated = (torch.as_tensor(layer.source.weights(0, *whole))[0, 2].item() for layer in (first, second))
     assert full > 0 == ablated
 
-    before, after = huggingface_model.capture_huggingface_model(
+    before, after = capture_huggingface_model(
         bert, "a cat", ablations={"encoder.layer.0.attention.self": [0]}, device="cpu"
     )
     assert (before.label, after.label) == ("before", "after")

@@ -1,4 +1,4 @@
-"""A trained run and a Hugging Face folder, for the tests of the viewer."""
+"""Fixtures: tiny Hugging Face folders, and a trained run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from jumok.run import Run
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tasks"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tasks"))
 from tiny_models import VOCAB_SIZE, build_model
 from translation_runs import train_run
 

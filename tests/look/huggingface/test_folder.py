@@ -12,8 +12,8 @@ from huggingface_hub import constants, errors
 from safetensors.torch import load_file
 
 from jumok import InputError
-from jumok.look.viewer.huggingface_folder import find_model_folder, is_hub_name
-from jumok.look.viewer.huggingface_model import capture_huggingface_model
+from jumok.look.huggingface.capture import capture_huggingface_model
+from jumok.look.huggingface.folder import find_model_folder, is_hub_name
 
 pytestmark = pytest.mark.long
 

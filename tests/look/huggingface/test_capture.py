@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 import jumok
 from jumok import InputError
 from jumok.cli.app import app
-from jumok.look.viewer import huggingface_model, view_writer
-from jumok.look.viewer.huggingface_folder import is_huggingface_folder
+from jumok.look.huggingface.capture import capture_huggingface_model
+from jumok.look.huggingface.folder import is_huggingface_folder
+from jumok.look.viewer import view_writer
 from jumok.look.viewer.viewer_data import ArrayWeightSource, ViewerData, ViewerLayer
 from jumok.look.viewer.word_merging import merge_into_words
 from jumok.run import Run
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.long
 
 def test_huggingface_folder(bert: Path) -> None:
     assert is_huggingface_folder(bert)
-    (data,) = huggingface_model.capture_huggingface_model(bert, "a cat sat here", device="cpu")
+    (data,) = capture_huggingface_model(bert, "a cat sat here", device="cpu")
     assert [layer.name for layer in data.layers] == ["encoder.layer.0.attention.self", "encoder.layer.1.attention.self"]
     assert data.layers[0].row_labels == ["a", "cat", "sat", "here"]
 
@@ -36,20 +37,20 @@ def test_huggingface_folder(bert: Path) -> None:
 def test_huggingface_translation_folder(run: Run, tmp_path: Path) -> None:
     load_predictor(run, "cpu").export("hf", tmp_path / "marian")
     text, target = "this is an example sentence", "이것은 예문이다"
-    (data,) = huggingface_model.capture_huggingface_model(tmp_path / "marian", text, target, device="cpu")
+    (data,) = capture_huggingface_model(tmp_path / "marian", text, target, device="cpu")
     assert {layer.kind for layer in data.layers} == {"self", "causal self", "cross"}
-    (own,) = huggingface_model.capture_huggingface_model(tmp_path / "marian", text, device="cpu")
+    (own,) = capture_huggingface_model(tmp_path / "marian", text, device="cpu")
     assert len(own.layers) == len(data.layers)
 
 
 def test_invalid_inputs_are_rejected(bert: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="7 tokens, and this model takes 6"):
-        huggingface_model.capture_huggingface_model(bert, "a cat sat here a cat sat", device="cpu")
+        capture_huggingface_model(bert, "a cat sat here a cat sat", device="cpu")
     with pytest.raises(InputError, match="of one text"):
-        huggingface_model.capture_huggingface_model(bert, "a cat", "a cat", device="cpu")
+        capture_huggingface_model(bert, "a cat", "a cat", device="cpu")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InputError, match="cannot be loaded"):
-        huggingface_model.capture_huggingface_model(tmp_path, "a cat", device="cpu")
+        capture_huggingface_model(tmp_path, "a cat", device="cpu")
     large = ViewerData.from_weights({"layer": torch.eye(401)})
     with pytest.raises(InputError, match="too large for a figure"):
         view_writer.save_view(large, tmp_path / "map.png")
@@ -58,7 +59,7 @@ def test_invalid_inputs_are_rejected(bert: Path, tmp_path: Path) -> None:
 def test_unavailable_device_is_rejected(bert: Path) -> None:
     for device in ("cuda:99", "foo"):
         with pytest.raises(InputError, match=f"device '{device}' cannot be used here"):
-            huggingface_model.capture_huggingface_model(bert, "a cat", device=device)
+            capture_huggingface_model(bert, "a cat", device=device)
 
 
 VOCAB_SIZE = 8  # of the tokenizer of the `bert` fixture
@@ -154,9 +155,9 @@ def test_models_that_need_other_inputs_are_rejected(name: str, bert: Path, tmp_p
 def test_text_model_of_clip(bert: Path, tmp_path: Path) -> None:
     _clip().save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"no tokenizer.*tokenizer\.save_pretrained"):
-        huggingface_model.capture_huggingface_model(tmp_path, "a cat", device="cpu")
+        capture_huggingface_model(tmp_path, "a cat", device="cpu")
     transformers.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
-    (data,) = huggingface_model.capture_huggingface_model(tmp_path, "a cat sat", device="cpu")
+    (data,) = capture_huggingface_model(tmp_path, "a cat sat", device="cpu")
     (layer,) = data.layers
     assert layer.name.startswith("text_model.")
     assert layer.kind == "causal self"
@@ -168,17 +169,17 @@ def test_encoder_without_decoder(bert: Path, tmp_path: Path) -> None:
     model = transformers.T5EncoderModel(transformers.T5Config(vocab_size=VOCAB_SIZE, **sizes))
     model.save_pretrained(tmp_path)
     transformers.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
-    (data,) = huggingface_model.capture_huggingface_model(tmp_path, "a cat", device="cpu")
+    (data,) = capture_huggingface_model(tmp_path, "a cat", device="cpu")
     assert [layer.kind for layer in data.layers] == ["self"]
     with pytest.raises(InputError, match=r"\(t5\) without a decoder"):
-        huggingface_model.capture_huggingface_model(tmp_path, "a cat", generate=2, device="cpu")
+        capture_huggingface_model(tmp_path, "a cat", generate=2, device="cpu")
 
 
 def test_missing_tokenizer_is_rejected(bert: Path, tmp_path: Path) -> None:
     """transformers makes a BERT tokenizer up that knows no word: every word would be [UNK]."""
     transformers.BertModel.from_pretrained(bert).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="has no tokenizer"):
-        huggingface_model.capture_huggingface_model(tmp_path, "a cat", device="cpu")
+        capture_huggingface_model(tmp_path, "a cat", device="cpu")
 
 
 def test_code_of_the_folder_is_never_run(bert: Path, tmp_path: Path) -> None:
@@ -186,13 +187,13 @@ def test_code_of_the_folder_is_never_run(bert: Path, tmp_path: Path) -> None:
     config = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match="cannot be loaded") as error:
-        huggingface_model.capture_huggingface_model(tmp_path, "a cat", device="cpu")
+        capture_huggingface_model(tmp_path, "a cat", device="cpu")
     assert len(str(error.value)) < 500
 
 
 def test_empty_text_is_rejected(bert: Path) -> None:
     with pytest.raises(InputError, match="the text is empty"):
-        huggingface_model.capture_huggingface_model(bert, "", device="cpu")
+        capture_huggingface_model(bert, "", device="cpu")
 
 
 def test_missing_weights_are_reported_only_if_they_matter(bert: Path, tmp_path: Path, capfd: Any) -> None:
@@ -205,7 +206,7 @@ def test_missing_weights_are_reported_only_if_they_matter(bert: Path, tmp_path: 
     model.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
     capfd.readouterr()
-    assert len(huggingface_model.capture_huggingface_model(tmp_path, "a cat", device="cpu")) == 1
+    assert len(capture_huggingface_model(tmp_path, "a cat", device="cpu")) == 1
     assert capfd.readouterr() == ("", "")
     weights = safetensors.torch.load_file(tmp_path / "model.safetensors")
     name = "bert.encoder.layer.1.attention.self.query.weight"
@@ -213,7 +214,7 @@ def test_missing_weights_are_reported_only_if_they_matter(bert: Path, tmp_path: 
         {key: value for key, value in weights.items() if key != name}, tmp_path / "model.safetensors", {"format": "pt"}
     )
     with pytest.warns(UserWarning, match=r"lacks 1 weights.*query\.weight"):
-        huggingface_model.capture_huggingface_model(tmp_path, "a cat", device="cpu")
+        capture_huggingface_model(tmp_path, "a cat", device="cpu")
 
 
 def _texts(layer: Any) -> list[str]:
@@ -221,7 +222,7 @@ def _texts(layer: Any) -> list[str]:
 
 
 def test_generated_tokens_follow_the_text(llama: Path) -> None:
-    (data,) = huggingface_model.capture_huggingface_model(llama, "w1 w2 w3 w4", generate=5, device="cpu")
+    (data,) = capture_huggingface_model(llama, "w1 w2 w3 w4", generate=5, device="cpu")
     model = transformers.AutoModelForCausalLM.from_pretrained(llama)
     tokenizer = transformers.AutoTokenizer.from_pretrained(llama)
     encoded = tokenizer("w1 w2 w3 w4", return_tensors="pt")
@@ -242,27 +243,27 @@ def test_generated_tokens_follow_the_text(llama: Path) -> None:
 
 
 def test_chat_template_makes_the_text_a_turn(llama: Path) -> None:
-    (data,) = huggingface_model.capture_huggingface_model(llama, "w1 w2", chat=True, device="cpu")
+    (data,) = capture_huggingface_model(llama, "w1 w2", chat=True, device="cpu")
     assert _texts(data.layers[0]) == ["<|user|>", "w1", "w2", "<|end|>"]
-    (data,) = huggingface_model.capture_huggingface_model(llama, "w1 w2", chat=True, generate=2, device="cpu")
+    (data,) = capture_huggingface_model(llama, "w1 w2", chat=True, generate=2, device="cpu")
     assert _texts(data.layers[0])[:5] == ["<|user|>", "w1", "w2", "<|end|>", "<|assistant|>"]
     assert data.layers[0].first_generated == (5, 5)
 
 
 def test_encoder_decoder_generates_at_most_n_tokens(t5: Path) -> None:
-    (data,) = huggingface_model.capture_huggingface_model(t5, "w1 w2 w3", generate=4, device="cpu")
+    (data,) = capture_huggingface_model(t5, "w1 w2 w3", generate=4, device="cpu")
     marks = {layer.kind: (layer.shape, layer.first_generated) for layer in data.layers}
     assert marks == {
         "self": ((3, 3), (None, None)),
         "causal self": ((4, 4), (1, 1)),
         "cross": ((4, 3), (1, None)),
     }
-    (data,) = huggingface_model.capture_huggingface_model(t5, "w1 w2 w3", "w4 w5", device="cpu")
+    (data,) = capture_huggingface_model(t5, "w1 w2 w3", "w4 w5", device="cpu")
     assert {layer.first_generated for layer in data.layers} == {(None, None)}  # the target was given
 
 
 def test_ablation_keeps_the_generated_text(llama: Path) -> None:
-    before, after = huggingface_model.capture_huggingface_model(
+    before, after = capture_huggingface_model(
         llama, "w1 w2", generate=3, ablations={"layers.0.self_attn": [0]}, device="cpu"
     )
     assert _texts(before.layers[0]) == _texts(after.layers[0])
@@ -296,23 +297,23 @@ def test_merged_words_keep_the_mark() -> None:
 )
 def test_invalid_generation_is_rejected(llama: Path, options: dict[str, Any], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
-        huggingface_model.capture_huggingface_model(llama, **{"text": "w1", "device": "cpu"} | options)
+        capture_huggingface_model(llama, **{"text": "w1", "device": "cpu"} | options)
 
 
 def test_encoder_cannot_generate_or_chat(bert: Path) -> None:
     with pytest.raises(InputError, match=r"\(bert\) without a decoder.*leave --generate out"):
-        huggingface_model.capture_huggingface_model(bert, "a cat", generate=2, device="cpu")
+        capture_huggingface_model(bert, "a cat", generate=2, device="cpu")
     with pytest.raises(InputError, match="no chat template"):
-        huggingface_model.capture_huggingface_model(bert, "a cat", chat=True, device="cpu")
+        capture_huggingface_model(bert, "a cat", chat=True, device="cpu")
 
 
 def test_positions_of_roberta_begin_after_padding(bert: Path, tmp_path: Path) -> None:
     config = transformers.RobertaConfig(**TEXT | {"pad_token_id": 1}, max_position_embeddings=7)
     transformers.RobertaModel(config).save_pretrained(tmp_path)
     transformers.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
-    assert huggingface_model.capture_huggingface_model(tmp_path, "a cat sat here a", device="cpu")
+    assert capture_huggingface_model(tmp_path, "a cat sat here a", device="cpu")
     with pytest.raises(InputError, match="6 tokens, and this model takes 5"):
-        huggingface_model.capture_huggingface_model(tmp_path, "a cat sat here a cat", device="cpu")
+        capture_huggingface_model(tmp_path, "a cat sat here a cat", device="cpu")
 
 
 def test_long_text_needs_no_map_in_memory(llama: Path) -> None:
@@ -320,7 +321,7 @@ def test_long_text_needs_no_map_in_memory(llama: Path) -> None:
     text = " ".join(f"w{n % 30}" for n in range(8000))
     program = f"""
 import resource
-from jumok.look.viewer.huggingface_model import capture_huggingface_model
+from jumok.look.huggingface.capture import capture_huggingface_model
 from jumok.look.viewer.tiles import TileRequest
 from jumok.look.viewer.viewer_data import answer_request
 capture_huggingface_model({str(llama)!r}, "w1 w2", device="cpu")

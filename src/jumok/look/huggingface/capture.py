@@ -1,0 +1,137 @@
+"""Capture of the attention of a Hugging Face model: encoder, decoder, or both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jumok.errors import InputError
+from jumok.look.capture.watch import watch
+from jumok.look.huggingface.folder import find_model_folder
+from jumok.look.huggingface.loading import accepts_argument, convert_errors, load_model, silence_transformers
+from jumok.look.huggingface.text_input import check_length, encode_text, get_text_model
+from jumok.look.viewer.comparison import Ablations, compare_with_ablation
+from jumok.look.viewer.viewer_data import ViewerData
+
+MAX_TITLE_LENGTH = 160  # characters of a text in the title
+
+
+def capture_huggingface_model(
+    model_name: str | Path,
+    text: str,
+    target: str | None = None,
+    *,
+    generate: int | None = None,
+    chat: bool = False,
+    ablations: Ablations | None = None,
+    device: str = "auto",
+) -> list[ViewerData]:
+    """Capture the attention of a model for ``text``; with ``ablations``, also a second time.
+
+    The model is a local folder or a name on the Hugging Face hub. With ``generate``, it continues the text by at
+    most so many tokens, by greedy search, and the attention of the text and its continuation is captured in one
+    pass, so that the last token has a row too. With ``chat``, the text becomes the user's turn in the tokenizer's
+    chat template.
+
+    An encoder-decoder also gets ``target``, which defaults to its own output. Of a model that compares texts
+    with images or audio, such as CLIP, the text model is run. No code from the folder is run, and pickled
+    weights are not read.
+
+    >>> (data,) = capture_huggingface_model("Qwen/Qwen3-0.6B", "The cat sat", generate=20)  # doctest: +SKIP
+    >>> ViewerWidget(data)  # doctest: +SKIP
+    """
+    _check_arguments(text, target, generate)
+    folder = find_model_folder(model_name)
+    generator, tokenizer = load_model(folder, device, for_generation=generate is not None)
+    is_encoder_decoder = generator.config.is_encoder_decoder
+    # The output layer of a long text would need more memory than its attention.
+    model = generator.base_model if generate is not None and not is_encoder_decoder else generator
+    text_model = get_text_model(model)
+    encoded = encode_text(folder, text_model, tokenizer, text, chat=chat, add_reply=generate is not None)
+    encoded = encoded.to(model.device)
+    num_tokens = encoded["input_ids"].shape[1]
+    check_length(model, num_tokens, 0 if is_encoder_decoder else generate or 0)
+    title, first_generated = _shorten_title(text), None
+    with torch.inference_mode():
+        if is_encoder_decoder:
+            with convert_errors(folder, model):
+                decoder_ids = _build_decoder_input(model, tokenizer, encoded, target, generate)
+            encoded = {**encoded, "decoder_input_ids": decoder_ids}
+            title = f"{title}  →  {_shorten_title(tokenizer.decode(decoder_ids[0], skip_special_tokens=True))}"
+            first_generated = None if target is not None else 1  # after the start token
+        elif target is not None:
+            raise InputError(f"{folder} holds a model of one text, and --target was given as a second one")
+        elif generate is not None:
+            with convert_errors(folder, model):
+                output_ids = _generate(generator, encoded, generate)
+            encoded = {"input_ids": output_ids}
+            title = (
+                f"{title}  →  {_shorten_title(tokenizer.decode(output_ids[0, num_tokens:], skip_special_tokens=True))}"
+            )
+            first_generated = num_tokens
+
+        no_cache = {"use_cache": False} if accepts_argument(type(text_model), "use_cache") else {}
+
+        def build_viewer_data() -> ViewerData:
+            with watch(model, tokenizer) as captures, convert_errors(folder, model):
+                text_model(**encoded, **no_cache)
+            data = ViewerData.from_captures(captures, title=title)
+            return data if first_generated is None else _mark_generated(data, model, first_generated)
+
+        return compare_with_ablation(model, ablations, build_viewer_data)
+
+
+def _check_arguments(text: str, target: str | None, generate: int | None) -> None:
+    if not text.strip():
+        raise InputError("the text is empty; give a text, or a file that has one")
+    if generate is not None and generate < 1:
+        raise InputError(f"--generate {generate}: expected a number of tokens from 1 on")
+    if generate is not None and target is not None:
+        raise InputError("--generate and --target were given: either the model writes the output, or it is given")
+
+
+def _generate(model: Any, encoded: Any, num_tokens: int | None) -> torch.Tensor:
+    """Generate at most ``num_tokens`` tokens by greedy search ``(1, L)``; None: the model's own limit."""
+    limit = {} if num_tokens is None else {"max_new_tokens": num_tokens}
+    with silence_transformers():  # settings of sampling, which greedy search ignores
+        output_ids: torch.Tensor = model.generate(**encoded, do_sample=False, num_beams=1, **limit)
+    return output_ids
+
+
+def _build_decoder_input(
+    model: Any, tokenizer: Any, encoded: Any, target: str | None, generate: int | None
+) -> torch.Tensor:
+    """Return the decoder input ``(1, T)``: the start token and the output without its last token."""
+    if target is None:
+        check_length(model, 1, (generate or 1) - 1)
+        output_ids = _generate(model, encoded, generate)
+        return output_ids[:, :-1] if output_ids.shape[1] > 1 else output_ids
+    labels = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(model.device)
+    start = model.generation_config.decoder_start_token_id
+    if start is None:
+        raise InputError("config.json names no decoder_start_token_id, with which --target has to begin: add it")
+    start_ids = torch.full_like(labels[:, :1], start)
+    return torch.cat([start_ids, labels[:, :-1]], dim=1)
+
+
+def _mark_generated(data: ViewerData, model: Any, first: int) -> ViewerData:
+    """Mark the tokens from ``first`` on as generated, in the decoder if the model has an encoder too."""
+    decoder = model.get_decoder() if model.config.is_encoder_decoder else model
+    prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is decoder)
+    return data.with_layers(
+        [
+            replace(layer, first_generated=(first, None if layer.kind == "cross" else first))
+            if layer.name.startswith(prefix)
+            else layer
+            for layer in data.layers
+        ]
+    )
+
+
+def _shorten_title(text: str) -> str:
+    """Return the beginning of a text, on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_TITLE_LENGTH else f"{line[:MAX_TITLE_LENGTH].rstrip()} …"
