@@ -16,7 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the modules that several tests share
 
-from model_folders import bert, llama, run, t5  # noqa: E402, F401  fixtures
+from model_folders import bert, llama, run, t5  # noqa: F401  fixtures
 
 # The huge map is that of the benchmark. Nothing else of that folder becomes importable.
 _SPEC = importlib.util.spec_from_file_location("huge_map", Path(__file__).parents[2] / "bench" / "huge_map.py")
