@@ -35,6 +35,7 @@ class CallHints(NamedTuple):
     query: Tensor | None = None  # (B, H, Q, D) as the model passed it
     key: Tensor | None = None  # (B, G, K, D) before it was repeated for all heads
     kind: str | None = None
+    module: nn.Module | None = None  # the attention
 
 
 _NO_HINTS = CallHints()
@@ -170,6 +171,9 @@ def get_call_site(module: nn.Module | None = None) -> CallSite | None:
     is_recomputed = torch._C._current_graph_task_id() != -1  # by a checkpoint, in the backward pass
     if not observers or _SUPPRESSED.get() or is_recomputed or is_tracing():
         return None
+    module = _HINTS.get().module if module is None else module
+    if module is None and _is_unnamed(observers):
+        return None
     site = CallSite(observers, module)
     if is_capturing_cuda_graph():
         site.report_missed("it was captured into a CUDA graph, which runs without Python: run it without the graph")
@@ -178,6 +182,20 @@ def get_call_site(module: nn.Module | None = None) -> CallSite | None:
         site.report_missed("it ran inside a transform of torch.func (vmap, grad, …): run the model by itself")
         return None
     return site
+
+
+def _is_unnamed(observers: list[Observer]) -> bool:
+    """Return whether an observer does not track the module that is running, after which the call is named."""
+    is_unnamed = False
+    for observer in observers:
+        stack = observer.module_stack
+        stack.needs_all = True
+        if not stack.is_complete:
+            is_unnamed = True
+            observer.on_missed_attention(
+                stack.frames[-1].name, "a later step of the generation attends in another way than the first"
+            )
+    return is_unnamed
 
 
 def is_observing() -> bool:

@@ -6,8 +6,9 @@ whatever kernel ran. Scores and weights are computed again for the requested par
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -45,15 +46,18 @@ class CapturedAttention:
     # (B, H, some queries, K). It always gets the whole batch, as it may depend on the batch index and key.
     score_function: ScoreFunction | None = None
     lse: Tensor | None = None  # (B, H, Q) natural logarithm of Σ exp(score) of each row, if the kernel returns it
-    _row_sums: _RowSums = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.query.dim() == self.key.dim() == 4:
             query, key = _broadcast_heads(self.query, self.key)
-            object.__setattr__(self, "query", query)
-            object.__setattr__(self, "key", key)
+            if query is not self.query or key is not self.key:
+                object.__setattr__(self, "query", query)
+                object.__setattr__(self, "key", key)
         _check_attention(self)
-        object.__setattr__(self, "_row_sums", _RowSums(self.shape[:3], self.lse))
+
+    @functools.cached_property
+    def _row_sums(self) -> _RowSums:
+        return _RowSums(self.shape[:3], self.lse)
 
     @classmethod
     def from_scores(cls, scores: Tensor, lse: Tensor | None = None) -> CapturedAttention:

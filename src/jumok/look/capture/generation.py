@@ -33,6 +33,7 @@ from jumok.look.capture.merge import AttentionPart, MaskCache, merge_parts
 from jumok.look.capture.observer import GenerateResult, ObservedCall
 
 if TYPE_CHECKING:
+    from jumok.look.capture.captures import CapturedLayer
     from jumok.look.capture.watch import CaptureObserver
 
 
@@ -55,12 +56,14 @@ class GenerationCapture:
         self._forward_index = 0
         self._layer_calls: Counter[str] = Counter()  # of each layer in this forward
         self._masks: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # sliced masks of this forward
+        self._token_ids: dict[int, tuple[Tensor, Tensor]] = {}  # tokens of this forward, and their copies
 
     def add_call(self, name: str, kind: str, call: ObservedCall) -> None:
         """Add an attention call of a layer."""
         forward_index = self.observer.module_stack.forward_index
         if forward_index != self._forward_index:
-            self._forward_index, self._layer_calls, self._masks = forward_index, Counter(), {}
+            self._forward_index, self._layer_calls = forward_index, Counter()
+            self._masks, self._token_ids = {}, {}
         key = (name, self._layer_calls[name])
         self._layer_calls[name] += 1
         layer = self.layers.setdefault(key, GenerationLayer(name, kind, self))
@@ -69,17 +72,26 @@ class GenerationCapture:
             self._add_separate_call(layer, call)
             return
         rows, _, num_queries, _ = call.attention.shape
-        ids = (lookup.ids for lookup in reversed(self.observer.lookups))
-        token_ids = next((candidate for candidate in ids if candidate.shape == (rows, num_queries)), None)
+        token_ids = self._find_tokens((rows, num_queries))
         try:
             step = layer.add_step(call, forward_index, token_ids)
         except GenerationMergeError as error:
             layer.failure_reason = str(error)
             self._add_separate_call(layer, call)
             return
-        self.observer.captures.calls.append(
-            self.observer.build_layer(name, kind, SingleStepAttention(self, step), layer.lookups)
-        )
+        captured_step = self.observer.build_layer(name, kind, SingleStepAttention(self, step), layer.lookups)
+        layer.calls.append(captured_step)
+        self.observer.captures.calls.append(captured_step)
+
+    def _find_tokens(self, shape: tuple[int, int]) -> Tensor | None:
+        """Return a copy of the tokens of this shape ``(R, Q)`` that were embedded last; layers share it."""
+        ids = (lookup.ids for lookup in reversed(self.observer.lookups))
+        tokens = next((candidate for candidate in ids if candidate.shape == shape), None)
+        if tokens is None:
+            return None
+        if id(tokens) not in self._token_ids:
+            self._token_ids[id(tokens)] = tokens, tokens.detach().clone()
+        return self._token_ids[id(tokens)][1]
 
     def _add_separate_call(self, layer: GenerationLayer, call: ObservedCall) -> None:
         """Add a call of a layer whose steps cannot be merged, with its own keys."""
@@ -109,6 +121,11 @@ class GenerationCapture:
 
     def build_captures(self) -> None:
         """Build the captured layers of the generation."""
+        for layer in self.layers.values():
+            try:
+                layer.verify_keys()
+            except GenerationMergeError as error:
+                layer.failure_reason = str(error)
         decoder_layer, returned, merge_error = self._find_decoder_layer(), None, None
         try:
             if decoder_layer is not None and self.result is not None:
@@ -120,7 +137,8 @@ class GenerationCapture:
             reason = layer.failure_reason or (merge_error if is_decoder else None)
             if reason is not None:
                 steps = f"{layer.num_calls} step{'s' * (layer.num_calls != 1)}"
-                reason = f"its {steps} cannot be merged into one map ({reason}); each is in captures.calls"
+                place = "; each is in captures.calls" if layer.calls else ""
+                reason = f"its {steps} cannot be merged into one map ({reason}){place}"
                 self.observer.on_missed_attention(layer.name, reason)
             elif layer.last_step is not None:
                 source = GenerationAttention(
@@ -227,7 +245,7 @@ class GenerationCapture:
 def _require_ids(step: CapturedStep) -> Tensor:
     if step.token_ids is None:
         raise GenerationMergeError("beam search over embeddings, not tokens: it is unknown which beam was returned")
-    return step.token_ids
+    return step.token_ids.cpu()
 
 
 def _find_sequence_end(
@@ -260,10 +278,14 @@ class GenerationLayer:
         # Without a cache, each step computes everything again: the steps before the last one.
         self.earlier_steps: list[CapturedStep] = []
         self.num_calls = 0
+        self.calls: list[CapturedLayer] = []  # its steps, each by itself
         self.failure_reason: str | None = None  # why its steps cannot be merged
         # (R, G, capacity, D) on the model's device, in the current order of rows.
         self._key_buffer: Tensor | None = None
         self._num_keys = 0
+        # While every step appends to a single row, no keys are compared: a comparison in each step would read the
+        # whole cache and wait for the GPU. These are the keys of the last step, which are compared at the end.
+        self._unverified_keys: Tensor | None = None
 
     @property
     def forward_indices(self) -> set[int]:
@@ -276,20 +298,21 @@ class GenerationLayer:
         past, num_keys, first_key = self._locate_keys(attention, forward_index)
         new_keys = attention.key.detach()[:, :, past:num_keys].clone()
         self._append_keys(new_keys)
-        part = replace(
-            AttentionPart.from_attention(attention),
-            query=store.detach_tensor(attention.query),
-            mask=self.generation.slice_mask(attention.mask, num_keys),
-            score_mod=store.move_score_mod(attention),
-            num_keys=num_keys,
-            first_key=first_key,
+        part = AttentionPart(
+            store.detach_tensor(attention.query),
+            num_keys,
+            first_key,
+            self.generation.slice_mask(attention.mask, num_keys),
+            attention.diagonal,
+            attention.window,
+            store.move_score_mod(attention),
+            attention.score_function,
         )
-        tokens = None if token_ids is None else token_ids.cpu()
         new_keys = store.detach_tensor(new_keys)
         self.last_step = CapturedStep(
             part,
             new_keys,
-            tokens,
+            token_ids,
             forward_index,
             self._num_keys,
             self.last_step,
@@ -307,13 +330,29 @@ class GenerationLayer:
         row_order = parents.get(forward_index, self.generation.next_row_order)
         _, _, num_queries, num_keys = attention.shape
         num_stored, num_past = self._num_keys, num_keys - num_queries
-        if self._key_buffer is None:
+        key = attention.key.detach()
+        is_single_row = len(key) == 1 and row_order is None and not attention.has_only_scores
+        if self.last_step is None:
             # All keys that are visible: its own tokens, those of an earlier cache, or a source. The unused
             # part of a static cache is left out.
+            if is_single_row and not self.has_fixed_keys and num_past == 0:
+                self._unverified_keys = key
             return 0, num_queries if _is_blocked_from(attention, num_queries) else num_keys, 0
-        stored, key = self._key_buffer[:, :, :num_stored], attention.key.detach()
-        may_be_fixed = (self.has_fixed_keys or len(self.forward_indices) == 1) and num_keys == num_stored
-        if may_be_fixed and _match_rows(stored, key, row_order) is not None:
+        if self._unverified_keys is not None:
+            if is_single_row and num_past == num_stored:
+                self._unverified_keys = key
+                return num_past, num_keys, 0
+            self.verify_keys(min(num_past, num_stored))
+            self._num_keys = 0
+            self._append_keys(self._concatenate_keys().to(key.device))
+        assert self._key_buffer is not None
+        stored = self._key_buffer[:, :, :num_stored]
+        is_second = self.last_step.previous is None
+        if (
+            (self.has_fixed_keys or is_second)
+            and num_keys == num_stored
+            and _match_rows(stored, key, row_order) is not None
+        ):
             # Rows of a beam have an identical source: which of them a row is does not matter.
             self.has_fixed_keys, self._key_buffer = True, key
             return num_stored, num_stored, 0
@@ -342,11 +381,30 @@ class GenerationLayer:
             return num_past, num_past + num_queries, first
         raise GenerationMergeError("its keys do not continue those of the previous step")
 
+    def verify_keys(self, num_keys: int | None = None) -> None:
+        """Check that the first keys of the last step, or all of them, are those that the steps appended."""
+        unverified, self._unverified_keys = self._unverified_keys, None
+        if unverified is None or self.last_step is None or self.last_step.previous is None:
+            return
+        num_keys = self._num_keys if num_keys is None else num_keys
+        appended = self._concatenate_keys()[:, :, :num_keys]
+        if not torch.equal(unverified[:, :, :num_keys].to(appended.device), appended):
+            # The keys that its steps saw are lost.
+            calls, self.calls = set(map(id, self.calls)), []
+            captures = self.generation.observer.captures
+            captures.calls = [call for call in captures.calls if id(call) not in calls]
+            raise GenerationMergeError("its cache changes the keys of earlier steps")
+
+    def _concatenate_keys(self) -> Tensor:
+        """Return the keys of all steps ``(R, G, K, D)``, which have moved no row."""
+        assert self.last_step is not None
+        return torch.cat([step.new_keys for step in self.last_step.iterate_back()][::-1], dim=2)
+
     def _restart(self) -> None:
         """Start again without keys."""
         if self.last_step is not None:
             self.earlier_steps = [*self.earlier_steps, self.last_step] if self.last_step.previous is None else []
-        self.last_step, self._key_buffer, self._num_keys = None, None, 0
+        self.last_step, self._key_buffer, self._unverified_keys, self._num_keys = None, None, None, 0
 
     def _truncate(self, num_keys: int) -> None:
         """Drop all keys after the first ``num_keys``."""
@@ -358,6 +416,9 @@ class GenerationLayer:
 
     def _append_keys(self, new_keys: Tensor) -> None:
         num_after = self._num_keys + new_keys.shape[2]
+        if self._unverified_keys is not None:
+            self._num_keys = num_after
+            return
         if self._key_buffer is None or num_after > self._key_buffer.shape[2]:
             # The capacity doubles, so that T steps copy O(T) keys and not O(T²).
             buffer = new_keys.new_empty(*new_keys.shape[:2], 2 * num_after, new_keys.shape[3])

@@ -120,7 +120,7 @@ class GenerationAttention:
         if self._token_ids is not None:
             return self._token_ids[:, : self.shape[2]].cpu()
         path = self._generation.trace_rows(*self._final_steps[0])
-        token_ids = [step.token_ids[rows] for step, rows in path if step.token_ids is not None]
+        token_ids = [step.token_ids.cpu()[rows] for step, rows in path if step.token_ids is not None]
         return torch.cat(token_ids, dim=1) if len(token_ids) == len(path) else None
 
 
@@ -146,4 +146,4 @@ class SingleStepAttention:
 
     @property
     def query_ids(self) -> Tensor | None:
-        return self._step.token_ids
+        return None if self._step.token_ids is None else self._step.token_ids.cpu()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +17,7 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
+from torch.utils.hooks import RemovableHandle
 
 from jumok.look.capture.weight_tracking.weight_tracker import count_other_modes
 
@@ -24,6 +25,8 @@ ATTENTION_PATTERN = re.compile(r"att(entio)?n|mha(?![a-z])|multi_?head", re.IGNO
 CROSS_ATTENTION_PATTERN = re.compile(
     r"cross|enc_?dec|(encoder|enc|source|src|memory)_att|multihead_attn", re.IGNORECASE
 )
+Hook = Callable[..., None]
+
 MAX_INHERITED_PRODUCTS = 8  # products of a module that its caller still sees
 HEAD_COUNT_ATTRIBUTES = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads", "h")
 SIMPLE_LAYER_PREFIXES = ("torch.nn.modules.", "transformers.activations")  # layers without children
@@ -39,11 +42,19 @@ class ModuleFrame:
     has_attention: bool = False  # it or a module that it called computed attention
     is_reported: bool = False  # a module like attention ran in it and was reported separately
     softmaxes: list[Any] = field(default_factory=list)  # may be attention: analyzed when the module ends
-    shapes: list[tuple[int, ...]] = field(default_factory=list)  # of its arguments and its result
+    tensors: list[Any] = field(default_factory=list)  # its arguments and its result, until it ends
+    final_shapes: list[tuple[int, ...]] | None = None  # theirs, if it has a softmax
     # Outputs of products of two tensors that are not parameters: their shapes and weak references to them.
     products: list[tuple[tuple[int, ...], Any]] = field(default_factory=list)
     pending_weights: list[Any] = field(default_factory=list)  # weights that were computed and not used yet
     num_dispatch_modes: int = field(default_factory=count_other_modes)  # active when it began
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the tensors among its arguments and its result."""
+        if self.final_shapes is not None:
+            return self.final_shapes
+        return [shape for values in self.tensors for shape in _collect_shapes(values)]
 
 
 class ModuleStack:
@@ -62,6 +73,11 @@ class ModuleStack:
         }
         self.frames: list[ModuleFrame] = []
         self.forward_index = 0  # number of outer forward calls so far
+        self.is_complete = True  # whether all modules are tracked, not only a few
+        self.needs_all = False  # whether an attention was named after the module that was running
+        self._may_attend: dict[int, bool] = {}
+        self._hooks: tuple[Hook, Hook] | None = None
+        self._handles: list[RemovableHandle] = []
 
     @contextmanager
     def track_calls(
@@ -78,7 +94,7 @@ class ModuleStack:
                 return
             self.forward_index += not self.frames
             on_enter(module, name, args)
-            self.frames.append(ModuleFrame(name, module, shapes=_collect_shapes(args)))
+            self.frames.append(ModuleFrame(name, module, tensors=[args]))
 
         def leave(module: nn.Module, args: Any, *rest: Any) -> None:
             if torch.compiler.is_compiling() or not is_active():
@@ -87,28 +103,61 @@ class ModuleStack:
                 return
             frame = self.frames.pop()
             *options, result = rest  # after an exception, PyTorch passes no keyword arguments
-            frame.shapes += _collect_shapes([x for arguments in options for x in arguments.values()]) + _collect_shapes(
-                result
-            )
+            frame.tensors += [*(tuple(arguments.values()) for arguments in options), result]
+            frame.final_shapes = frame.shapes if frame.softmaxes else []
+            frame.tensors = []
             on_exit(frame)
             if self.frames:
                 parent = self.frames[-1]
                 parent.last_child_name = frame.name
                 parent.has_attention |= frame.has_attention
                 parent.products += frame.products[-MAX_INHERITED_PRODUCTS:]
-                parent.is_reported |= frame.is_reported or may_attend(frame.module)
+                parent.is_reported |= frame.is_reported or self.may_attend(frame.module)
 
-        handles = [
-            register_module_forward_pre_hook(enter),
-            register_module_forward_hook(leave, with_kwargs=True, always_call=True),
-        ]
+        self._hooks = enter, leave
+        self.track_all()
         try:
             yield
         finally:
-            for handle in handles:
-                handle.remove()
-                # PyTorch leaves this entry behind and then warns about hooks at each compiled module.
-                _global_forward_hooks_with_kwargs.pop(handle.id, None)
+            self._remove_hooks()
+            self._hooks = None
+
+    def track_all(self) -> None:
+        """Track the calls of all modules."""
+        self._remove_hooks()
+        if self._hooks is not None:
+            enter, leave = self._hooks
+            self._handles = [
+                register_module_forward_pre_hook(enter),
+                register_module_forward_hook(leave, with_kwargs=True, always_call=True),
+            ]
+        self.is_complete = True
+
+    def track_only(self, modules: Iterable[nn.Module]) -> None:
+        """Track the calls of a few modules; those of the others then cost nothing.
+
+        Attention calls must name their module: they cannot be named after the module that is running.
+        """
+        self._remove_hooks()
+        if self._hooks is not None:
+            enter, leave = self._hooks
+            for module in modules:
+                self._handles.append(module.register_forward_pre_hook(enter))
+                self._handles.append(module.register_forward_hook(leave, with_kwargs=True, always_call=True))
+        self.is_complete = False
+
+    def _remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+            # PyTorch leaves this entry behind and then warns about hooks at each compiled module.
+            _global_forward_hooks_with_kwargs.pop(handle.id, None)
+        self._handles = []
+
+    def may_attend(self, module: nn.Module) -> bool:
+        """See :func:`may_attend`, which is called once for each module."""
+        if id(module) not in self._may_attend:
+            self._may_attend[id(module)] = may_attend(module)
+        return self._may_attend[id(module)]
 
     @property
     def current_frame(self) -> ModuleFrame | None:

@@ -48,8 +48,8 @@ class Observer:
         # Whether that is a single search, not a method of the model that runs several.
         self.is_single_search = True
 
-    def on_generation_start(self) -> None:
-        """Called before the first forward of a generation."""
+    def on_generation_start(self, model: nn.Module) -> None:
+        """Called before the first forward of a generation, with the model whose ``generate`` was called."""
 
     def on_generate_return(self, result: GenerateResult) -> None:
         """Called when ``generate`` returns: the outermost call or one nested in it."""

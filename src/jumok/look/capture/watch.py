@@ -26,7 +26,6 @@ from jumok.look.capture.module_stack import (
     get_class_name,
     infer_kind_from_name,
     looks_like_attention,
-    may_attend,
 )
 from jumok.look.capture.observer import GenerateResult, ObservedCall, Observer
 from jumok.look.capture.weight_tracking.softmax_analysis import UNUSED_REASON
@@ -99,12 +98,17 @@ class CaptureObserver(Observer):
         self.module_calls: Counter[str] = Counter()
         self._embedding_ids = find_token_embeddings(model)
         self._missed_by_name: set[str] = set()  # reported as missed only because of their names
+        self._kinds: dict[str, str | None] = {}  # as names of layers say
         self._forward_index = 0
+        self._generating_model: nn.Module | None = None
+        self._step_calls: Counter[str] = Counter()  # captured in this forward, by layer
+        self._expected_calls: Counter[str] = Counter()  # in each step, if only a few modules are tracked
         # The last call of each layer in this forward, as stored and as observed.
         self._open_calls: dict[str, tuple[MergedCalls, CapturedAttention]] = {}
 
-    def on_generation_start(self) -> None:
+    def on_generation_start(self, model: nn.Module) -> None:
         self.generation = GenerationCapture(self)
+        self._generating_model, self._step_calls, self.module_stack.needs_all = model, Counter(), False
 
     def on_generate_return(self, result: GenerateResult) -> None:
         if self.generation is not None:
@@ -112,6 +116,7 @@ class CaptureObserver(Observer):
 
     def on_generation_end(self, finished: bool) -> None:
         generation, self.generation = self.generation, None
+        self.module_stack.track_all()
         if generation is not None:
             if finished:
                 generation.build_captures()
@@ -131,13 +136,32 @@ class CaptureObserver(Observer):
         for name, call, _ in frame.pending_weights:
             self.on_attention(name, call)
         super().on_module_exit(frame)
-        if may_attend(frame.module) and not frame.has_attention and not frame.is_reported:
+        if self.module_stack.may_attend(frame.module) and not frame.has_attention and not frame.is_reported:
             is_scripted = isinstance(frame.module, torch.jit.ScriptModule)
             problem = "is scripted and runs without Python" if is_scripted else "attends in an unsupported way"
             self._missed_by_name.add(frame.name)
             self.on_missed_attention(frame.name, f"{get_class_name(frame.module)} {problem}")
+        if self.is_generating and not self.module_stack.frames:
+            self._choose_tracking(frame.module)
+
+    def _choose_tracking(self, module: nn.Module) -> None:
+        """After a forward of a generation, choose which modules are tracked in the next one.
+
+        A step calls hundreds of modules, and their hooks take longer than its attention. If every attention of
+        a step of the search named its module, hooks of the others are not needed for the same calls again.
+        """
+        calls, self._step_calls = self._step_calls, Counter()
+        stack = self.module_stack
+        if stack.is_complete:
+            if module is self._generating_model and self.is_single_search and calls and not stack.needs_all:
+                self._expected_calls = calls
+                stack.track_only([module, *(part for part in module.modules() if id(part) in self._embedding_ids)])
+        elif stack.needs_all or calls != self._expected_calls:
+            stack.needs_all = True
+            stack.track_all()
 
     def on_attention(self, name: str, call: ObservedCall) -> None:
+        self._step_calls[name] += 1
         if not self.includes_layer(name):
             self.excluded_calls[name] += 1
             return
@@ -179,8 +203,10 @@ class CaptureObserver(Observer):
         )
 
     def _infer_kind(self, name: str, attention: CapturedAttention) -> str:
-        frame = self.module_stack.current_frame
-        kind = infer_kind_from_name(name, None if frame is None else frame.module)
+        if name not in self._kinds:
+            frame = self.module_stack.current_frame
+            self._kinds[name] = infer_kind_from_name(name, None if frame is None else frame.module)
+        kind = self._kinds[name]
         if kind is not None:
             return kind
         _, _, num_queries, num_keys = attention.shape

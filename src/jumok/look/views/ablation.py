@@ -100,7 +100,7 @@ class AblationObserver(Observer):
         if name not in self.layers:
             self.other_layers.append(name)
 
-    def on_generation_start(self) -> None:
+    def on_generation_start(self, model: nn.Module) -> None:
         for layer in self.layers.values():
             layer.forward_index = layer.first_query = layer.num_queries = 0
 

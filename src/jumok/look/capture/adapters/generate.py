@@ -40,7 +40,7 @@ def _wrap_generate(generate: Function) -> Function:
         outermost = [observer for observer in observers if not observer.is_generating]
         for observer in outermost:
             observer.is_generating, observer.is_single_search = True, includes_prompt
-            observer.on_generation_start()
+            observer.on_generation_start(self)
         finished = False
         try:
             output = generate(self, *args, **options)
@@ -48,7 +48,7 @@ def _wrap_generate(generate: Function) -> Function:
                 observer.on_generate_return(GenerateResult(output, _count_prompts(*args, **options), includes_prompt))
                 if includes_prompt and not observer.is_single_search:  # one per segment of long audio in Whisper
                     observer.on_generation_end(True)
-                    observer.on_generation_start()
+                    observer.on_generation_start(self)
             finished = True
         finally:
             for observer in outermost:

@@ -20,6 +20,7 @@ from jumok.look.capture.call_site import (
     CallSite,
     UnsupportedCallError,
     get_call_site,
+    is_observing,
     provide_hints,
     suppress_reports,
 )
@@ -55,7 +56,7 @@ def _wrap_compiled_flex(attention: Function) -> Function:
 def _wrap_get_interface(get_interface: Function) -> Function:
     def get(self: Any, attn_implementation: Any, default: Any) -> Any:
         attention = get_interface(self, attn_implementation, default)
-        return attention if get_call_site() is None else _wrap_implementation(attention, str(attn_implementation))
+        return _wrap_implementation(attention, str(attn_implementation)) if is_observing() else attention
 
     return get
 
@@ -177,7 +178,7 @@ def _run_other(site: CallSite, call: _ImplementationCall, implementation: str, r
     states_before = [(frame.has_attention, frame.is_reported) for frame in site.frames]
     for frame in site.frames:
         frame.has_attention = frame.is_reported = False
-    with provide_hints(CallHints(call.query, call.key)):
+    with provide_hints(CallHints(call.query, call.key, module=call.module)):
         out = run()
     if not any(frame.has_attention or frame.is_reported for frame in site.frames):
         site.report_missed(

@@ -64,7 +64,7 @@ def _read_call(arguments: _SdpaArguments, lse: Tensor | None) -> ObservedCall:
         (query, _), (key, mask) = pad_nested(query), pad_nested(key)
     query, key = _apply_autocast(query), _apply_autocast(key)
     leading = query.shape[:-2]
-    if not arguments.enable_gqa:
+    if not arguments.enable_gqa and leading != key.shape[:-2]:
         leading = torch.broadcast_shapes(leading, key.shape[:-2])
         query, key = (x.expand(*leading, *x.shape[-2:]) for x in (query, key))
     if mask is not None and mask.dim() > 2 and len(leading) != 2:
