@@ -4,7 +4,7 @@ prefill     the forward pass of the prompt
 watched     the same while it is watched; the output must be equal to the bit
 maps        pooled maps of all heads of all layers
 statistics  received weight, entropy, distances, sink share and the top 8 keys, of all heads of all layers
-generate    32 new tokens after a prompt of 32,768 tokens, plain and watched
+generate    32 new tokens after a prompt of 32,768 tokens, plain, watched and monitored
 
 A prefill at these lengths takes seconds, so each thing is measured a few times and the least time is kept.
 """
@@ -131,9 +131,14 @@ def measure_generation(report: Report, model: Any, shape: str, length: int, num_
         with jumok.watch(model) as captures:
             return generate(), captures
 
+    def monitor_generate() -> torch.Tensor:
+        with jumok.monitor(model):
+            return generate()
+
     _measure_least(report, row, "prefill", lambda: model(ids, use_cache=True, logits_to_keep=1))
     _measure_least(report, row, "generate", generate, repeats=3)
     _measure_least(report, row, "watched", watch_generate, repeats=3)
+    _measure_least(report, row, "monitored", monitor_generate, repeats=3)
     report.note(row, equal=float(torch.equal(generate(), watch_generate()[0])))
 
 

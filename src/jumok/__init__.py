@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jumok.attention.core import attend, explain, mix, weights
     from jumok.attention.heads import MultiHead
     from jumok.attention.kv_cache import KVCache
+    from jumok.look.capture.monitor import monitor
     from jumok.look.capture.watch import watch
     from jumok.look.views.ablation import knock_out
 
@@ -28,6 +29,7 @@ _LAZY_MODULES = {
     "MultiHead": "jumok.attention.heads",
     "attend": "jumok.attention.core",
     "knock_out": "jumok.look.views.ablation",
+    "monitor": "jumok.look.capture.monitor",
     "watch": "jumok.look.capture.watch",
     "explain": "jumok.attention.core",
     "mix": "jumok.attention.core",
@@ -86,6 +88,7 @@ __all__ = [
     "load",
     "masks",
     "mix",
+    "monitor",
     "positions",
     "scores",
     "watch",

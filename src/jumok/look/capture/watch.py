@@ -71,7 +71,7 @@ def watch(
     observer = CaptureObserver(
         require_uncompiled(model, "watch"),
         tokenizer,
-        _build_layer_filter(layers),
+        build_layer_filter(layers),
         None if device is None else torch.device(device),
     )
     with attach_observer(observer):
@@ -165,7 +165,10 @@ class CaptureObserver(Observer):
         if not self.includes_layer(name):
             self.excluded_calls[name] += 1
             return
-        kind = call.kind or self._infer_kind(name, call.attention)
+        self.store_call(name, call.kind or self._infer_kind(name, call.attention), call)
+
+    def store_call(self, name: str, kind: str, call: ObservedCall) -> None:
+        """Store a call of a selected layer."""
         if self.generation is not None:
             self.generation.add_call(name, kind, call)
             return
@@ -255,7 +258,8 @@ class CaptureObserver(Observer):
         )
 
 
-def _build_layer_filter(layers: LayerFilter | None) -> Callable[[str], bool]:
+def build_layer_filter(layers: LayerFilter | None) -> Callable[[str], bool]:
+    """Return whether a layer of a name is selected."""
     if layers is None:
         return lambda name: True
     if callable(layers):
