@@ -70,6 +70,16 @@ class CapturedAttention:
         """Capture complete weights ``(B, H, Q, K)``: their logarithms are scores that need no normalization."""
         return cls.from_scores(weights.log(), lse=weights.new_zeros(weights.shape[:3]))
 
+    @classmethod
+    def from_sparse_weights(cls, weights: Tensor, keys: Tensor, num_keys: int) -> CapturedAttention:
+        """Capture the weights ``(B, H, Q, N)`` on some keys of each query, and the indices of these keys.
+
+        All others are 0. Weights on the same key are added. Both take the place of the queries.
+        """
+        no_keys = weights.new_zeros(()).expand(weights.shape[0], 1, num_keys, 1)
+        pairs = torch.cat([weights, keys.to(weights.dtype)], -1)
+        return cls(pairs, no_keys, score_function=scatter_weights, lse=weights.new_zeros(weights.shape[:3]))
+
     @property
     def has_only_scores(self) -> bool:
         """Whether it was captured by :meth:`from_scores`."""
@@ -185,6 +195,13 @@ class CapturedAttention:
 def return_scores(rows: Tensor, keys: Tensor) -> Tensor:
     """Return the queries: a score function for scores in place of queries."""
     return rows
+
+
+def scatter_weights(rows: Tensor, keys: Tensor) -> Tensor:
+    """Return the logarithms of sparse weights: a score function for weights and keys in place of queries."""
+    weights, positions = rows.chunk(2, dim=-1)
+    whole = weights.new_zeros(*weights.shape[:-1], keys.shape[2])
+    return whole.scatter_add_(-1, positions.long(), weights).log_()
 
 
 class _RowSums:

@@ -28,7 +28,16 @@ CROSS_ATTENTION_PATTERN = re.compile(
 Hook = Callable[..., None]
 
 MAX_INHERITED_PRODUCTS = 8  # products of a module that its caller still sees
-HEAD_COUNT_ATTRIBUTES = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads", "h")
+HEAD_COUNT_ATTRIBUTES = (
+    "num_heads",
+    "num_attention_heads",
+    "num_attn_heads",
+    "n_heads",
+    "n_head",
+    "nhead",
+    "heads",
+    "h",
+)
 SIMPLE_LAYER_PREFIXES = ("torch.nn.modules.", "transformers.activations")  # layers without children
 
 

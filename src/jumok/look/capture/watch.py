@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from jumok.errors import InputError
 from jumok.look.capture.adapters import attach_observer
 from jumok.look.capture.axis_tokens import TokenLookup, extract_token_ids, find_token_embeddings
+from jumok.look.capture.call_site import are_reports_suppressed
 from jumok.look.capture.capture_store import CaptureStore, MergedCalls, is_continuation
 from jumok.look.capture.captured_attention import CapturedAttention
 from jumok.look.capture.captures import CapturedLayer, Captures, CaptureSource, matches_pattern
@@ -136,7 +137,8 @@ class CaptureObserver(Observer):
         for name, call, _ in frame.pending_weights:
             self.on_attention(name, call)
         super().on_module_exit(frame)
-        if self.module_stack.may_attend(frame.module) and not frame.has_attention and not frame.is_reported:
+        is_known = frame.has_attention or frame.is_reported or are_reports_suppressed()
+        if self.module_stack.may_attend(frame.module) and not is_known:
             is_scripted = isinstance(frame.module, torch.jit.ScriptModule)
             problem = "is scripted and runs without Python" if is_scripted else "attends in an unsupported way"
             self._missed_by_name.add(frame.name)

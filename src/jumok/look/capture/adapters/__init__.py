@@ -28,7 +28,8 @@ Test that the output is equal to the bit with and without ``watch``, and that th
 softmax, for every argument. An adapter that does more than wrap one kernel uses the parts of ``wrap_kernel``.
 
 ``handwritten`` is different: attention written by hand has no arguments to read. A dispatch mode
-(:mod:`..weight_tracking`) tracks the weights from the softmax to the product with the values.
+(:mod:`..weight_tracking`) tracks the weights from the softmax to the product with the values. Weights that are
+never laid out as queries × keys, in chunks or samples, are measured: see ``value_probing``.
 """
 
 from __future__ import annotations
@@ -41,7 +42,17 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from jumok.look.capture.adapters import flash, flex, generate, handwritten, huggingface, jumok_attention, sdpa, torch_nn
+from jumok.look.capture.adapters import (
+    flash,
+    flex,
+    generate,
+    handwritten,
+    huggingface,
+    jumok_attention,
+    sdpa,
+    torch_nn,
+    value_probing,
+)
 from jumok.look.capture.observer import OBSERVERS, Observer
 from jumok.look.capture.patching import AttributePatch, FunctionPatch, apply_patches, wrap_compile
 from jumok.look.capture.weight_tracking.weight_tracker import get_tracker
@@ -54,7 +65,17 @@ class Adapter(Protocol):
         """List the functions to replace by wrappers while ``model`` is observed."""
 
 
-ADAPTERS: tuple[Adapter, ...] = (sdpa, flex, flash, torch_nn, huggingface, jumok_attention, handwritten, generate)
+ADAPTERS: tuple[Adapter, ...] = (
+    sdpa,
+    flex,
+    flash,
+    torch_nn,
+    huggingface,
+    jumok_attention,
+    handwritten,
+    value_probing,
+    generate,
+)
 
 
 @contextmanager

@@ -101,8 +101,7 @@ class WeightTracker(TorchDispatchMode):
 
     def record_autocast(self, device_type: str) -> None:
         """Record whether autocast is enabled: within ``__torch_dispatch__`` it is always off."""
-        is_enabled = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
-        self.autocast = (device_type, torch.get_autocast_dtype(device_type)) if is_enabled else None
+        self.autocast = get_autocast(device_type)
 
     def exit_if_idle(self) -> None:
         """Leave the stack of modes if there is nothing to track."""
@@ -163,7 +162,7 @@ class WeightTracker(TorchDispatchMode):
             return op(*args, **kwargs)
         if torch.is_inference_mode_enabled() and op.has_kernel_for_dispatch_key(COMPOSITE_KEY):
             # Without inference mode, such an operation is decomposed before it is dispatched here.
-            with self._restore_autocast(op), self:
+            with restore_autocast(op, self.autocast), self:
                 return op._op_dk(COMPOSITE_KEY, *args, **kwargs)  # not the decomposition in Python
         call = self._inspect_call(op, args, kwargs)
         out = op(*args, **kwargs)
@@ -175,19 +174,12 @@ class WeightTracker(TorchDispatchMode):
                 candidate.stop(f"its weights are used in an unusual form ({error})")
         return out
 
-    def _restore_autocast(self, op: Any) -> Any:
-        """Return the autocast context of the caller, for operations that autocast does not handle."""
-        key = None if self.autocast is None else AUTOCAST_KEYS.get(self.autocast[0])
-        if self.autocast is None or key is None or op.has_kernel_for_dispatch_key(key):
-            return nullcontext()
-        return torch.autocast(*self.autocast)
-
     def _inspect_call(self, op: Any, args: Any, kwargs: Any) -> _OperatorCall:
-        tensors = _collect_tensors([*args, *kwargs.values()])
+        tensors = collect_tensors([*args, *kwargs.values()])
         weights = [
             tracked for x in tensors if (tracked := self.tracked_weights.get(id(x))) is not None and tracked.is_live
         ]
-        call = _OperatorCall(op, args, kwargs, tensors, weights, _find_mutated(op, args, kwargs))
+        call = _OperatorCall(op, args, kwargs, tensors, weights, find_mutated(op, args, kwargs))
         call.is_random = op.overloadpacket in RANDOM_OPS or any(id(x) in self.random_tensors for x in tensors)
         if call.is_random and weights:
             call.saved_weights = {
@@ -232,7 +224,7 @@ class WeightTracker(TorchDispatchMode):
 
     def _track_outputs(self, call: _OperatorCall, out: Any) -> None:
         """Record which outputs of an operation hold weights."""
-        outputs = _collect_tensors([out])
+        outputs = collect_tensors([out])
         without_dropout: Sequence[Tensor | None] = self._recompute_without_dropout(call) or [None] * len(outputs)
         for index, (output, before_dropout) in enumerate(zip(outputs, without_dropout, strict=True)):
             if call.is_random and index:  # the mask of a dropout
@@ -256,7 +248,7 @@ class WeightTracker(TorchDispatchMode):
             return tracked.before_dropout.clone() if call.mutated_tensors else tracked.before_dropout
 
         args, kwargs = pytree.tree_map(replace_dropped, (call.args, call.kwargs))
-        return _collect_tensors([call.op(*args, **kwargs)])
+        return collect_tensors([call.op(*args, **kwargs)])
 
     def _derive_weights(self, call: _OperatorCall, out: Tensor) -> TrackedWeights | None:
         """Return the weights that one output of an operation holds, or None."""
@@ -360,7 +352,7 @@ class WeightTracker(TorchDispatchMode):
             source = self.tracked_outputs.get(id(x))
             if source is None or not source.candidate.is_output_tracked:
                 continue
-            for result in _collect_tensors([out]):
+            for result in collect_tensors([out]):
                 if get_storage_id(result) == get_storage_id(x):
                     labels = derive_view_labels(source.labels, x, result)
                 else:
@@ -433,6 +425,20 @@ class WeightTracker(TorchDispatchMode):
             owner.stop()
 
 
+def get_autocast(device_type: str) -> tuple[str, torch.dtype] | None:
+    """Return the device type and the type of the autocast that is enabled, or None."""
+    is_enabled = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+    return (device_type, torch.get_autocast_dtype(device_type)) if is_enabled else None
+
+
+def restore_autocast(op: Any, autocast: tuple[str, torch.dtype] | None) -> Any:
+    """Return the autocast context of the caller, for operations that autocast does not handle."""
+    key = None if autocast is None else AUTOCAST_KEYS.get(autocast[0])
+    if autocast is None or key is None or op.has_kernel_for_dispatch_key(key):
+        return nullcontext()
+    return torch.autocast(*autocast)
+
+
 def _find_division(output: TrackedOutput) -> None:
     """Record how the axis of batch and heads is divided, if this output shows it."""
     candidate, flat_axis = output.candidate, output.candidate.flat_axis
@@ -449,13 +455,13 @@ def _find_division(output: TrackedOutput) -> None:
         candidate.is_output_tracked = False
 
 
-def _collect_tensors(values: Iterable[Any]) -> list[Tensor]:
+def collect_tensors(values: Iterable[Any]) -> list[Tensor]:
     """Return the tensors among arguments or results, also those in lists."""
     flattened = (x for value in values for x in (value if isinstance(value, list | tuple) else (value,)))
     return [x for x in flattened if isinstance(x, Tensor)]
 
 
-def _find_mutated(op: Any, args: Any, kwargs: Any) -> list[Tensor]:
+def find_mutated(op: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """Return the tensors that an operation writes to."""
     if not op._schema.is_mutable:
         return []
