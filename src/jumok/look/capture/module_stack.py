@@ -50,6 +50,7 @@ class ModuleFrame:
     last_child_name: str = ""  # the last module that it called
     has_attention: bool = False  # it or a module that it called computed attention
     is_reported: bool = False  # a module like attention ran in it and was reported separately
+    is_unchanged: bool = False  # it returned its input and called no other module: it was skipped
     softmaxes: list[Any] = field(default_factory=list)  # may be attention: analyzed when the module ends
     tensors: list[Any] = field(default_factory=list)  # its arguments and its result, until it ends
     final_shapes: list[tuple[int, ...]] | None = None  # theirs, if it has a softmax
@@ -112,9 +113,12 @@ class ModuleStack:
                 return
             frame = self.frames.pop()
             *options, result = rest  # after an exception, PyTorch passes no keyword arguments
-            frame.tensors += [*(tuple(arguments.values()) for arguments in options), result]
+            named_arguments = [x for arguments in options for x in arguments.values()]
+            frame.tensors += [tuple(named_arguments), result]
             frame.final_shapes = frame.shapes if frame.softmaxes else []
             frame.tensors = []
+            is_input = isinstance(result, Tensor) and any(x is result for x in (*args, *named_arguments))
+            frame.is_unchanged = is_input and not (frame.last_child_name or frame.products or frame.softmaxes)
             on_exit(frame)
             if self.frames:
                 parent = self.frames[-1]

@@ -29,6 +29,7 @@ from jumok.look.capture.module_stack import (
     looks_like_attention,
 )
 from jumok.look.capture.observer import GenerateResult, ObservedCall, Observer
+from jumok.look.capture.token_mixers import NO_MAP, describe_token_mixer
 from jumok.look.capture.weight_tracking.softmax_analysis import UNUSED_REASON
 
 LayerFilter = str | Sequence[str] | Callable[[str], bool]
@@ -137,8 +138,12 @@ class CaptureObserver(Observer):
         for name, call, _ in frame.pending_weights:
             self.on_attention(name, call)
         super().on_module_exit(frame)
-        is_known = frame.has_attention or frame.is_reported or are_reports_suppressed()
-        if self.module_stack.may_attend(frame.module) and not is_known:
+        if frame.has_attention or frame.is_reported or frame.is_unchanged or are_reports_suppressed():
+            return
+        if (description := describe_token_mixer(frame.module)) is not None:
+            frame.is_reported = True
+            self.on_missed_attention(frame.name, description)
+        elif self.module_stack.may_attend(frame.module):
             is_scripted = isinstance(frame.module, torch.jit.ScriptModule)
             problem = "is scripted and runs without Python" if is_scripted else "attends in an unsupported way"
             self._missed_by_name.add(frame.name)
@@ -191,7 +196,8 @@ class CaptureObserver(Observer):
         self.captures.calls.append(self.build_layer(name, kind, MergedCalls(attention, call)))
 
     def on_missed_attention(self, name: str, reason: str) -> None:
-        self.captures.missed_layers[name] = reason
+        description = describe_token_mixer(self.module_stack.get_module(name))
+        self.captures.missed_layers[name] = description or reason
 
     def build_layer(
         self, name: str, kind: str, source: CaptureSource, lookups: Sequence[TokenLookup] | None = None
@@ -229,7 +235,7 @@ class CaptureObserver(Observer):
                 del missed[name]
         listed = "; ".join(f"{name}: {detail}" for name, detail in list(missed.items())[:8])
         if self.captures.layers:
-            if missed:
+            if not all(reason.endswith(NO_MAP) for reason in missed.values()):
                 warnings.warn(f"watch did not capture all attention. {listed}", stacklevel=4)
             return
         if missed and self.captures.calls:

@@ -30,6 +30,7 @@ from jumok.look.capture.weight_tracking.weight_tracker import get_tracker
 CHANNEL_PATTERN = re.compile(r"channel|xca|cross_?cov|transposed", re.IGNORECASE)
 
 UNUSED_REASON = "no product of its softmax with values was found"
+SINGLE_REASON = "its softmax is over a single score, whose weight is always 1; it has no map of queries and keys"
 FEATURES_REASON = "its softmax does not appear to be over positions; one over features has no map of queries and keys"
 NEGATIVE_REASON = "it changes its weights after the softmax, and some are negative: they do not form a distribution"
 PARTS_REASON = "its weights are used in several parts"
@@ -162,7 +163,8 @@ def _get_result(softmax: TrackedSoftmax) -> SoftmaxAttention | str | None:
 
 def _analyze(softmax: TrackedSoftmax) -> SoftmaxAttention | str | None:
     candidate = softmax.candidate
-    is_expected = softmax.attention_frame is not None
+    # A module whose attention was computed by another module may have a softmax of its own: a router of experts.
+    is_expected = softmax.attention_frame is not None and not softmax.attention_frame.has_attention
     if candidate.reason is not None or not candidate.value_products:
         unused = UNUSED_REASON if is_expected else None
         return candidate.reason or unused if is_expected or softmax.is_product else None
@@ -177,7 +179,8 @@ def _analyze(softmax: TrackedSoftmax) -> SoftmaxAttention | str | None:
     heads_first = num_heads is not None and candidate.has_heads_first(num_heads)
     order = _find_axis_order(product, num_heads, _get_batch_size(softmax, sizes, num_heads), heads_first)
     if not _is_attention(softmax, product, order, sizes):
-        return FEATURES_REASON if is_expected else None
+        reason = SINGLE_REASON if candidate.num_keys == 1 else FEATURES_REASON
+        return reason if is_expected else None
     if isinstance(order, str):
         return order
     if product.is_unchanged and (len(candidate.value_products) > 1 or not product.is_partial) and candidate.has_scores:
