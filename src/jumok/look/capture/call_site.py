@@ -120,6 +120,15 @@ class CallSite:
                 frame.is_reported = True
                 observer.on_missed_attention(name, reason)
 
+    def report_excluded(self) -> bool:
+        """Report that the call was not read, if no observer wants it. Returns whether that is so."""
+        if any(observer.includes(name) for observer, name in self.observers):
+            return False
+        for frame, (observer, name) in zip(self.frames, self.observers, strict=True):
+            frame.has_attention = True
+            observer.on_excluded_attention(name)
+        return True
+
     def report_softmax(self, candidate: SoftmaxCandidate, is_product: bool) -> None:
         """Report a softmax that may be an attention, which depends on the use of its weights."""
         for frame, (_, name) in zip(self.frames, self.observers, strict=True):

@@ -7,7 +7,7 @@ whatever kernel ran. Scores and weights are computed again for the requested par
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,14 +71,25 @@ class CapturedAttention:
         return cls.from_scores(weights.log(), lse=weights.new_zeros(weights.shape[:3]))
 
     @classmethod
-    def from_sparse_weights(cls, weights: Tensor, keys: Tensor, num_keys: int) -> CapturedAttention:
-        """Capture the weights ``(B, H, Q, N)`` on some keys of each query, and the indices of these keys.
+    def from_sparse_weights(
+        cls, rows: Tensor, keys: Tensor, weights: Tensor, shape: Sequence[int]
+    ) -> CapturedAttention:
+        """Capture the nonzero weights ``(N,)`` of a map ``(B, H, Q, K)``.
 
-        All others are 0. Weights on the same key are added. Both take the place of the queries.
+        ``rows`` are their indices in all B · H · Q rows, ``keys`` those of their keys. Weights at the same place are
+        added.
         """
-        no_keys = weights.new_zeros(()).expand(weights.shape[0], 1, num_keys, 1)
-        pairs = torch.cat([weights, keys.to(weights.dtype)], -1)
-        return cls(pairs, no_keys, score_function=scatter_weights, lse=weights.new_zeros(weights.shape[:3]))
+        batch, heads, num_queries, num_keys = shape
+        row_numbers = torch.arange(batch * heads * num_queries, device=rows.device)
+        order = rows.argsort(stable=True)
+        offsets = torch.searchsorted(rows[order], row_numbers.to(rows.dtype))
+        counts = torch.bincount(rows, minlength=len(row_numbers))
+        return cls(
+            row_numbers.view(batch, heads, num_queries, 1),
+            weights.new_zeros(()).expand(batch, 1, num_keys, 1),
+            score_function=_SparseScores(offsets, counts, keys[order], weights[order]),
+            lse=weights.new_zeros(batch, heads, num_queries),
+        )
 
     @property
     def has_only_scores(self) -> bool:
@@ -197,11 +208,25 @@ def return_scores(rows: Tensor, keys: Tensor) -> Tensor:
     return rows
 
 
-def scatter_weights(rows: Tensor, keys: Tensor) -> Tensor:
-    """Return the logarithms of sparse weights: a score function for weights and keys in place of queries."""
-    weights, positions = rows.chunk(2, dim=-1)
-    whole = weights.new_zeros(*weights.shape[:-1], keys.shape[2])
-    return whole.scatter_add_(-1, positions.long(), weights).log_()
+@dataclass(frozen=True, eq=False)
+class _SparseScores:
+    """A score function for sparse weights, with the numbers of rows in place of queries."""
+
+    offsets: Tensor  # of each row in the following
+    counts: Tensor
+    keys: Tensor
+    weights: Tensor
+
+    def __call__(self, rows: Tensor, keys: Tensor) -> Tensor:
+        """Return the logarithms of the weights ``(B, H, some queries, K)``; -inf where there are none."""
+        numbers = rows.flatten().to(self.offsets.device)
+        counts = self.counts[numbers]
+        row_of_entry = torch.arange(len(numbers), device=counts.device).repeat_interleave(counts)
+        first_of_row = (self.offsets[numbers] - counts.cumsum(0) + counts).repeat_interleave(counts)
+        entries = first_of_row + torch.arange(len(row_of_entry), device=counts.device)
+        whole = self.weights.new_zeros(len(numbers) * keys.shape[2])
+        whole.index_add_(0, row_of_entry * keys.shape[2] + self.keys[entries], self.weights[entries])
+        return whole.log_().view(*rows.shape[:3], -1).to(rows.device)
 
 
 class _RowSums:

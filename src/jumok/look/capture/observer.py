@@ -76,6 +76,13 @@ class Observer:
     def on_attention(self, name: str, call: ObservedCall) -> None:
         """Called for each captured attention."""
 
+    def includes(self, name: str) -> bool:
+        """Return whether the attention of this name is wanted. If not, an adapter may save the work."""
+        return True
+
+    def on_excluded_attention(self, name: str) -> None:
+        """Called in place of ``on_attention`` for each attention that is not wanted and was not read."""
+
     def on_missed_attention(self, name: str, reason: str) -> None:
         """Called for each attention that cannot be captured."""
 

@@ -56,7 +56,7 @@ class _View(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """The values become known."""
+    """The values are known."""
 
     view: _View
     num_elements: int
@@ -76,10 +76,12 @@ class _Operation(NamedTuple):
     args: Any  # with a _View for each tensor
     kwargs: Any
     outputs: list[_View | None]  # None: it is a view of an input
+    reads: set[int]  # numbers of memory
+    writes: set[int]
 
 
 class _Output(NamedTuple):
-    """An output becomes known."""
+    """An output is known."""
 
     view: _View
 
@@ -99,6 +101,7 @@ class ValueTrace(TorchDispatchMode):
         self._constants: dict[int, _Memory] = {}  # other memory that was used, by its id
         self._references: list[Tensor] = []  # so that no memory is freed and its id used again
         self._dtypes: list[torch.dtype] = []  # by number
+        self._required_steps: list[_Source | _Snapshot | _Operation | _Output] | None = None
         self._converted: dict[int, Tensor] = {}
         self._autocast = next((x for device in ("cuda", "cpu") if (x := get_autocast(device))), None)
         self._is_paused = False
@@ -113,9 +116,9 @@ class ValueTrace(TorchDispatchMode):
             self._steps.append(_Source(view, len(_flatten(values))))
 
     def add_output(self, out: Tensor) -> None:
-        """Record that this is an output. What is computed from it is not recorded."""
+        """Record that this is an output. It is ignored if it does not depend on values."""
         with self._pause():
-            number = self._numbers.pop(get_storage_id(out), None)
+            number = self._numbers.get(get_storage_id(out))
             if number is not None:
                 self._steps.append(_Output(_make_view(out, number)))
                 self.output_sources.append(self._sources[number])
@@ -142,14 +145,16 @@ class ValueTrace(TorchDispatchMode):
                 self._prepare_writing(x, is_dependent=bool(numbers))
             if numbers and op.overloadpacket not in SHAPE_ONLY_OPS:
                 sources = frozenset().union(*(self._sources[number] for number in numbers))
-                step = _Operation(op, *pytree.tree_map_only(Tensor, self._refer_to, (args, kwargs)), outputs=[])
-                for number in {self._numbers[get_storage_id(x)] for x in mutated}:
+                view_args, view_kwargs = pytree.tree_map_only(Tensor, self._refer_to, (args, kwargs))
+                written = {self._numbers[get_storage_id(x)] for x in mutated}
+                step = _Operation(op, view_args, view_kwargs, [], reads={*numbers, *written}, writes=written)
+                for number in written:
                     self._sources[number] |= sources
         self.is_random |= op.overloadpacket in RANDOM_OPS
         with restore_autocast(op, self._autocast if torch.is_inference_mode_enabled() else None):
             out = op(*args, **kwargs)
         if step is not None:
-            self._add_outputs(step, collect_tensors([out]), sources, is_in_place=bool(mutated))
+            self._add_outputs(step, collect_tensors([out]), sources)
         return out
 
     def _prepare_writing(self, x: Tensor, is_dependent: bool) -> None:
@@ -176,11 +181,12 @@ class ValueTrace(TorchDispatchMode):
             self._references.append(x)
         return _make_view(x, self._constants[storage_id])
 
-    def _add_outputs(self, step: _Operation, outputs: list[Tensor], sources: frozenset[int], is_in_place: bool) -> None:
+    def _add_outputs(self, step: _Operation, outputs: list[Tensor], sources: frozenset[int]) -> None:
         for out in outputs:
             is_new = get_storage_id(out) not in self._numbers
             step.outputs.append(self._add_memory(out, sources) if is_new else None)
-        if is_in_place or any(view is not None for view in step.outputs):
+        step.writes.update(_get_number(view) for view in step.outputs if view is not None)
+        if step.writes:  # otherwise its outputs are views
             self._steps.append(step)
 
     def _add_memory(self, x: Tensor, sources: frozenset[int]) -> _View:
@@ -207,8 +213,10 @@ class ValueTrace(TorchDispatchMode):
                 return x.select(contents[x.memory])
             return x.select(self._convert_constant(x.memory, dtype))
 
+        if self._required_steps is None:
+            self._required_steps = self._list_required_steps()
         with torch.no_grad():
-            for step in self._steps:
+            for step in self._required_steps:
                 if isinstance(step, _Source):
                     source = remaining_values.pop()
                     content = source.new_zeros(step.num_elements)
@@ -228,6 +236,20 @@ class ValueTrace(TorchDispatchMode):
                             contents[_get_number(view)] = _copy_like(result, view)
         return outputs
 
+    def _list_required_steps(self) -> list[_Source | _Snapshot | _Operation | _Output]:
+        """Return the steps that outputs depend on."""
+        required: set[int] = set()
+        steps: list[_Source | _Snapshot | _Operation | _Output] = []
+        for step in reversed(self._steps):
+            if isinstance(step, _Output):
+                required.add(_get_number(step.view))
+            elif isinstance(step, _Operation):
+                if not step.writes & required:
+                    continue
+                required |= step.reads
+            steps.append(step)
+        return steps[::-1]
+
     def _convert_constant(self, memory: _Memory, dtype: torch.dtype) -> Tensor:
         if id(memory) not in self._converted:
             self._converted[id(memory)] = _to_dtype(memory.content, dtype)
@@ -235,7 +257,7 @@ class ValueTrace(TorchDispatchMode):
 
 
 def _make_view(x: Tensor, memory: int | _Memory) -> _View:
-    return _View(memory, tuple(x.shape), x.stride(), x.storage_offset())
+    return _View(memory, tuple(x.shape), x.stride(), int(x.storage_offset()))
 
 
 def _get_number(view: _View) -> int:

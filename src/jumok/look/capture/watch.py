@@ -138,8 +138,14 @@ class CaptureObserver(Observer):
         for name, call, _ in frame.pending_weights:
             self.on_attention(name, call)
         super().on_module_exit(frame)
-        if frame.has_attention or frame.is_reported or frame.is_unchanged or are_reports_suppressed():
-            return
+        is_known = frame.has_attention or frame.is_reported or frame.is_unchanged or are_reports_suppressed()
+        if not is_known:
+            self._report_unseen_module(frame)
+        if self.is_generating and not self.module_stack.frames:
+            self._choose_tracking(frame.module)
+
+    def _report_unseen_module(self, frame: ModuleFrame) -> None:
+        """Report a module in which no attention was seen, if its class suggests that it has some."""
         if (description := describe_token_mixer(frame.module)) is not None:
             frame.is_reported = True
             self.on_missed_attention(frame.name, description)
@@ -148,8 +154,6 @@ class CaptureObserver(Observer):
             problem = "is scripted and runs without Python" if is_scripted else "attends in an unsupported way"
             self._missed_by_name.add(frame.name)
             self.on_missed_attention(frame.name, f"{get_class_name(frame.module)} {problem}")
-        if self.is_generating and not self.module_stack.frames:
-            self._choose_tracking(frame.module)
 
     def _choose_tracking(self, module: nn.Module) -> None:
         """After a forward of a generation, choose which modules are tracked in the next one.
@@ -168,10 +172,10 @@ class CaptureObserver(Observer):
             stack.track_all()
 
     def on_attention(self, name: str, call: ObservedCall) -> None:
-        self._step_calls[name] += 1
-        if not self.includes_layer(name):
-            self.excluded_calls[name] += 1
+        if not self.includes(name):
+            self.on_excluded_attention(name)
             return
+        self._step_calls[name] += 1
         self.store_call(name, call.kind or self._infer_kind(name, call.attention), call)
 
     def store_call(self, name: str, kind: str, call: ObservedCall) -> None:
@@ -194,6 +198,13 @@ class CaptureObserver(Observer):
             self._open_calls[name] = open_call, call.attention
             self.captures.layers.append(self.build_layer(name, kind, open_call))
         self.captures.calls.append(self.build_layer(name, kind, MergedCalls(attention, call)))
+
+    def includes(self, name: str) -> bool:
+        return self.includes_layer(name)
+
+    def on_excluded_attention(self, name: str) -> None:
+        self._step_calls[name] += 1
+        self.excluded_calls[name] += 1
 
     def on_missed_attention(self, name: str, reason: str) -> None:
         description = describe_token_mixer(self.module_stack.get_module(name))

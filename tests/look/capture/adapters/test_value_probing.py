@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from jumok.errors import InputError
 from jumok.look.capture.captures import Captures
+from jumok.look.capture.value_trace import ValueTrace
 from jumok.look.capture.watch import watch
 from jumok.look.views.ablation import knock_out
 
@@ -325,6 +326,18 @@ def test_chunks_of_audio() -> None:
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 2, 11))
 
 
+def test_chunks_of_audio_within_a_model() -> None:
+    torch.manual_seed(0)
+    sizes = {"attention_chunk_size": 4, "attention_context_left": 5}
+    config = transformers.Gemma4AudioConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=1, **sizes)
+    mask = torch.ones(2, 48, dtype=torch.bool)
+    mask[1, 40:] = False
+    inputs = {"input_features": torch.randn(2, 48, 128), "attention_mask": mask}
+    model = transformers.Gemma4AudioModel(config)
+    captures = check_model(model, "Gemma4AudioAttention", inputs, values="v_proj", output="post")
+    assert captures[0].shape == (2, 2, 12, 12)
+
+
 @pytest.mark.parametrize("num_coordinates", [2, 4])
 def test_deformable_attention_is_a_map_over_the_positions_of_all_levels(num_coordinates: int) -> None:
     from transformers.models.deformable_detr import modeling_deformable_detr as deformable_detr
@@ -349,6 +362,29 @@ def test_deformable_attention_is_a_map_over_the_positions_of_all_levels(num_coor
     expected = differentiate(module, (), inputs, values="value_proj", output="output_proj")
     torch.testing.assert_close(captures[0].weights(), expected, atol=1e-6, rtol=1e-5)
     assert not captures.missed_layers  # the kernel that it calls is a part of it
+
+
+@pytest.mark.parametrize("method", ["default", "discrete"])
+def test_deformable_attention_of_rt_detr(method: str) -> None:
+    from transformers.models.rt_detr_v2 import modeling_rt_detr_v2 as rt_detr
+
+    torch.manual_seed(0)
+    config = transformers.RTDetrV2Config(
+        d_model=16, decoder_attention_heads=2, decoder_n_points=3, decoder_n_levels=2, decoder_method=method
+    )
+    module = rt_detr.RTDetrV2MultiscaleDeformableAttention(config).eval()
+    levels = [(3, 5), (2, 3)]
+    inputs = {
+        "hidden_states": torch.randn(2, 7, 16),
+        "encoder_hidden_states": torch.randn(2, 21, 16),
+        "reference_points": torch.rand(2, 7, 1, 4),
+        "spatial_shapes": torch.tensor(levels),
+        "spatial_shapes_list": levels,
+    }
+    with torch.no_grad(), watch(module) as captures:
+        module(**inputs)
+    expected = differentiate(module, (), inputs, values="value_proj", output="output_proj")
+    torch.testing.assert_close(captures[0].weights(), expected, atol=1e-6, rtol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------- limits
@@ -397,6 +433,25 @@ def test_a_sum_with_other_weights_is_missed_not_wrong() -> None:
         module(torch.randn(1, 5, 8))
 
 
+def test_excluded_layers_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_longformer().eval()
+    replays = count_replays(monkeypatch)
+    with torch.no_grad(), watch(model, layers="encoder.layer.1.*") as captures:
+        model(**draw_tokens(24))
+    assert captures.names == ["encoder.layer.1.attention.self"]
+    assert not captures.missed_layers
+    assert len(replays) == 3 + 24 // 8  # three to check one layer, and one for each eight features of a head
+    with pytest.raises(InputError, match="none of the layers that ran"), watch(model, layers="decoder.*"):
+        model(**draw_tokens(24))
+
+
+def count_replays(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    replays: list[None] = []
+    replay = ValueTrace.replay
+    monkeypatch.setattr(ValueTrace, "replay", lambda *args: replays.append(None) or replay(*args))
+    return replays
+
+
 def test_knock_out_is_rejected() -> None:
     model = build_longformer().eval()
     with (
@@ -410,5 +465,5 @@ def test_many_keys_are_stored_sparsely() -> None:
     model = build_longformer().eval()
     with torch.no_grad(), watch(model) as captures:
         model(**draw_tokens(60))
-    assert captures[0].attention.query.shape == (2, 2, 60, 2 * 5)
+    assert captures[0].attention.query.shape == (2, 2, 60, 1)  # numbers of rows
     assert captures[0].weights(rows=slice(30, 32), cols=slice(28, 34)).shape == (2, 2, 2, 6)

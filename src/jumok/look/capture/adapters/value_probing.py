@@ -6,14 +6,15 @@ values, so the weights are read off it: the part of the module that depends on t
 at one position and 0 elsewhere, so one run gives the weights on as many keys as a head has features.
 
 This holds only if no head, feature or sequence of the batch affects another one. Therefore the weights are applied
-to the model's own values, and the result is compared with the model's output. If it differs, the attention is
-missed, with this reason.
+to random values, and the result is compared with the output for these. The recording is checked too: repeated with
+the model's own values, it must give the model's output. If one differs, the attention is missed, with the reason.
 
 ``PROBED_MODULES`` says of each class which of its parts gives the values.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Iterator
@@ -73,7 +74,7 @@ def list_patches(model: nn.Module) -> Iterator[AttributePatch]:
     for cls, module in classes.items():
         flow = _find_flow(module)
         if flow is not None:
-            yield AttributePatch(cls, "forward", lambda forward, flow=flow: _wrap_forward(forward, flow))
+            yield AttributePatch(cls, "forward", functools.partial(_wrap_forward, flow))
 
 
 def _find_flow(module: nn.Module) -> ValueFlow | None:
@@ -86,18 +87,21 @@ def _find_flow(module: nn.Module) -> ValueFlow | None:
     return flow if {*flow.values, *flow.outputs} <= names else None
 
 
-def _wrap_forward(forward: Function, flow: ValueFlow) -> Function:
+def _wrap_forward(flow: ValueFlow, forward: Function) -> Function:
     signature = inspect.signature(forward)
 
     def probed_forward(self: nn.Module, *args: Any, **options: Any) -> Any:
         site = get_call_site(self)
-        if site is None or site.module is not self:
+        if site is None or site.owner is not self:
             return forward(self, *args, **options)
         if site.is_modified:
             raise InputError(
                 f"knock_out: {site.observers[0][1]} computes its weights in parts ({get_class_name(self)}), "
                 "which cannot be modified"
             )
+        if site.report_excluded():
+            with suppress_reports(entirely=True):
+                return forward(self, *args, **options)
         trace = ValueTrace()
         with suppress_reports(entirely=True), ExitStack() as stack:
             for name in flow.values:
@@ -140,7 +144,8 @@ def _report_maps(site: CallSite, module: nn.Module, trace: ValueTrace, flow: Val
 def _probe(module: nn.Module, trace: ValueTrace, flow: ValueFlow) -> list[ObservedCall]:
     """Return the attention of each group of outputs that depend on the same values."""
     if not trace.values or not trace.outputs:
-        raise UnsupportedCallError(f"{get_class_name(module)} did not compute its output from its values")
+        names = ", ".join(flow.values)
+        raise UnsupportedCallError(f"its output does not come from its part {names} in this call; it may use a cache")
     if trace.is_random:
         raise UnsupportedCallError("its dropout is active, and its weights are computed in parts; call model.eval()")
     num_heads = get_num_heads(module) or 1
@@ -165,88 +170,91 @@ class _ValueProbing:
         self.width = trace.values[sources[0]].shape[-1]
         if self.width % num_heads or any(trace.values[source].shape[-1] != self.width for source in sources):
             raise UnsupportedCallError(f"its values of width {self.width} are not those of {num_heads} heads")
+        self.output_scale = max(float(trace.outputs[index].abs().max()) for index in outputs) or 1.0
 
     def build_attention(self) -> CapturedAttention:
         """Measure the weights ``(B, H, Q, K)`` and check them."""
-        zeros = [self.new_values(source) for source in range(len(self.trace.values))]
-        baseline = self.select_outputs(self.trace.replay(zeros))
+        own_values = [x.to(self.dtype) for x in self.trace.values]
         actual = self.select_outputs(self.trace.outputs)
-        weighted_values = baseline.clone()
-        batch, num_queries, heads, _ = actual.shape
+        self.check_equal(self.replay(own_values), actual, "it computes something that cannot be repeated")
+        zeros = [torch.zeros_like(x) for x in own_values]
+        baseline = self.replay(zeros)
+        self.check_equal(baseline, torch.zeros_like(actual), "its output has other parts than the values of this call")
+        generator = torch.Generator(device=actual.device).manual_seed(0)
+        sample = [torch.rand(x.shape, dtype=x.dtype, device=x.device, generator=generator) for x in zeros]
+        if self.flow.has_shared_positions:
+            sample = [sample[0]] * len(sample)
+        weighted_sample = baseline.clone()
         entries: list[tuple[Tensor, Tensor, Tensor]] = []  # row in (B · H · Q), key, weight
         num_keys = 0
-        for source in self.sources:
-            for first_key, weights in self.iterate_weights(source, baseline):
-                values = self.get_values(source)[:, first_key : first_key + weights.shape[3]]
-                weighted_values += torch.einsum("bhqk,bkhd->bqhd", weights, values)
+        for sources in self.group_sources():
+            num_source_keys = self.split_values(sample[sources[0]]).shape[1]
+            for first_key, weights in self.iterate_weights(sources, zeros, baseline, num_source_keys):
+                values = self.split_values(sample[sources[0]])[:, first_key : first_key + weights.shape[3]]
+                weighted_sample += torch.einsum("bhqk,bkhd->bqhd", weights, values)
                 rows, keys = weights.flatten(0, 2).nonzero().unbind(1)
-                offset = first_key if self.flow.has_shared_positions else num_keys + first_key
-                entries.append((rows, keys + offset, weights.flatten(0, 2)[rows, keys]))
-            size = self.get_values(source).shape[1]
-            num_keys = max(num_keys, size) if self.flow.has_shared_positions else num_keys + size
-        self.check(weighted_values, baseline, actual)
+                entries.append((rows, keys + (num_keys + first_key), weights.flatten(0, 2)[rows, keys]))
+            num_keys += num_source_keys
+        reason = "its output is not a sum of its values with one weight for each head and key"
+        self.check_equal(weighted_sample, self.replay(sample), reason)
         rows, keys, weights = (torch.cat(parts) for parts in zip(*entries, strict=True))
         if bool((weights < 0).any()):
             raise UnsupportedCallError("some of its weights are negative: they do not form a distribution")
-        return _build_attention(rows, keys, weights, (batch, heads, num_queries, num_keys))
+        batch, num_queries, heads, _ = actual.shape
+        shape = batch, heads, num_queries, num_keys
+        if 2 * len(weights) < batch * heads * num_queries * num_keys:
+            return CapturedAttention.from_sparse_weights(rows, keys, weights, shape)
+        whole = weights.new_zeros(shape)
+        whole.view(-1, num_keys)[rows, keys] = weights
+        return CapturedAttention.from_weights(whole)
 
-    def check(self, weighted_values: Tensor, baseline: Tensor, actual: Tensor) -> None:
-        """Check that the output is the sum of the weighted values, and nothing else."""
-        tolerance = TOLERANCES[self.trace.values[0].dtype] * max(float(actual.abs().max()), 1e-12)
-        if not float(baseline.abs().max()) <= tolerance:
-            raise UnsupportedCallError("its output does not come from its values alone")
-        if not float((weighted_values - actual).abs().max()) <= tolerance:
-            raise UnsupportedCallError("its output is not a sum of its values with one weight for each head and key")
+    def group_sources(self) -> list[list[int]]:
+        """Return the sources that have the same positions, in order."""
+        return [self.sources] if self.flow.has_shared_positions else [[source] for source in self.sources]
 
-    def iterate_weights(self, source: int, baseline: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Iterate over the keys of a source: the first key, and the weights ``(B, H, Q, some keys)``."""
-        size, head_width = self.get_values(source).shape[1], self.width // self.num_heads
-        if size > MAX_PROBES * head_width:
-            raise UnsupportedCallError(f"{size:,} keys are too many: its weights are computed in parts")
-        probes = [self.new_values(index) for index in range(len(self.trace.values))]
-        for first_key in range(0, size, head_width):
-            count = min(head_width, size - first_key)
-            probe = self.split_heads(probes[source].zero_(), self.flow.position_dim)
-            for feature in range(count):
-                probe[:, first_key + feature, :, feature] = 1
-            outputs = self.select_outputs(self.trace.replay(probes)) - baseline
+    def check_equal(self, outputs: Tensor, expected: Tensor, reason: str) -> None:
+        tolerance = TOLERANCES[self.trace.values[0].dtype] * max(float(expected.abs().max()), self.output_scale)
+        if not float((outputs - expected).abs().max()) <= tolerance:
+            raise UnsupportedCallError(reason)
+
+    def iterate_weights(
+        self, sources: list[int], probes: list[Tensor], baseline: Tensor, num_keys: int
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Iterate over the keys of sources: the first key, and the weights ``(B, H, Q, some keys)``.
+
+        ``probes`` are zeros, and zeros again afterwards.
+        """
+        width = self.width // self.num_heads
+        if num_keys > MAX_PROBES * width:
+            raise UnsupportedCallError(f"its weights on {num_keys:,} keys would take too long to measure")
+        for first_key in range(0, num_keys, width):
+            count = min(width, num_keys - first_key)
+            diagonals = [
+                self.split_values(probes[source])[:, first_key : first_key + count].diagonal(dim1=1, dim2=3)
+                for source in sources
+            ]  # views (B, H, count)
+            for diagonal in diagonals:
+                diagonal.fill_(1)
+            outputs = self.replay(probes) - baseline
+            for diagonal in diagonals:
+                diagonal.fill_(0)
             yield first_key, outputs[..., :count].permute(0, 2, 1, 3)
 
-    def new_values(self, source: int) -> Tensor:
-        """Return zeros in place of the values of a source."""
-        return torch.zeros_like(self.trace.values[source], dtype=self.dtype, memory_format=torch.contiguous_format)
-
-    def get_values(self, source: int) -> Tensor:
-        """Return the model's own values ``(B, K, H, D)``."""
-        return self.split_heads(self.trace.values[source], self.flow.position_dim).to(self.dtype)
+    def replay(self, values: list[Tensor]) -> Tensor:
+        """Return the outputs ``(B, Q, H, D)`` for these values."""
+        return self.select_outputs(self.trace.replay(values))
 
     def select_outputs(self, outputs: list[Tensor]) -> Tensor:
         """Return the outputs ``(B, Q, H, D)``: their queries follow each other."""
-        return torch.cat([self.split_heads(outputs[index].to(self.dtype)) for index in self.outputs], dim=1)
+        parts = [self.split_heads(outputs[index].to(self.dtype)) for index in self.outputs]
+        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
-    def split_heads(self, x: Tensor, position_dim: int = 1) -> Tensor:
-        """Return ``(B, length, H, D)`` for ``(B, …, C)`` or ``(length, B, C)``; a view if it is one of these."""
+    def split_values(self, values: Tensor) -> Tensor:
+        """Return values ``(B, K, H, D)``, as a view."""
+        return self.split_heads(values.transpose(0, 1) if self.flow.position_dim == 0 else values)
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """Return ``(B, length, H, D)`` for ``(B, …, C)`` or ``(B, …, H, D)``; a view for ``(B, length, C)``."""
         x = x.flatten(-2) if x.shape[-1] != self.width else x
-        x = x.transpose(0, 1) if position_dim == 0 else x
-        return x.flatten(1, -2).unflatten(-1, (self.num_heads, -1))
-
-
-def _build_attention(
-    rows: Tensor, keys: Tensor, weights: Tensor, shape: tuple[int, int, int, int]
-) -> CapturedAttention:
-    """Build the attention from its nonzero weights."""
-    batch, heads, num_queries, num_keys = shape
-    num_rows = batch * heads * num_queries
-    counts = torch.bincount(rows, minlength=num_rows)
-    max_count = int(counts.max())
-    if 2 * max_count >= num_keys:
-        # The weights of two sources at the same position are a sum.
-        whole = weights.new_zeros(num_rows * num_keys).index_add_(0, rows * num_keys + keys, weights)
-        return CapturedAttention.from_weights(whole.view(shape))
-    order = rows.argsort(stable=True)
-    rows, keys, weights = rows[order], keys[order], weights[order]
-    slots = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
-    sparse_weights, positions = (weights.new_zeros(num_rows, max_count) for _ in range(2))
-    sparse_weights[rows, slots], positions[rows, slots] = weights, keys.to(weights.dtype)
-    size = (batch, heads, num_queries, max_count)
-    return CapturedAttention.from_sparse_weights(sparse_weights.view(size), positions.view(size), num_keys)
+        x = x.flatten(1, -2) if x.dim() > 3 else x
+        return x.view(*x.shape[:2], self.num_heads, -1)
