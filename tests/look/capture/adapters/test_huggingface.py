@@ -393,3 +393,36 @@ def test_model_without_attention_whose_norm_is_named_after_it() -> None:
         watch(model),
     ):
         model(torch.randint(1, 20, (1, 4)), use_cache=False)
+
+
+def test_two_streams_with_the_same_weights() -> None:
+    config = transformers.LiltConfig(
+        vocab_size=50, hidden_size=48, num_attention_heads=2, num_hidden_layers=1, intermediate_size=24
+    )
+    torch.manual_seed(0)
+    model = transformers.LiltModel(config).eval()
+    boxes = torch.randint(0, 60, (2, 7, 2))
+    inputs = {"input_ids": torch.randint(5, 50, (2, 7)), "bbox": torch.cat([boxes, boxes + 5], -1)}
+    with torch.no_grad(), watch(model) as captures:
+        model(**inputs)
+    expected = run(model, inputs, output_attentions=True).attentions[0]
+    assert captures.names == ["encoder.layer.0.attention.self"]
+    for call in captures.calls:  # of the text and of the layout, with one score
+        torch.testing.assert_close(call.weights(), expected)
+    assert len(captures.calls) == 2
+
+
+def test_cross_attention_to_several_memories() -> None:
+    from transformers.models.evolla.modeling_evolla import EvollaSequenceAlignerCrossAttention
+
+    torch.manual_seed(0)
+    config = transformers.EvollaConfig(hidden_size=16, num_attention_heads=2)
+    module = EvollaSequenceAlignerCrossAttention(config, protein_encoder_dim=8, structure_encoder_dim=12).eval()
+    x, protein, structure, present = torch.randn(2, 5, 16), torch.randn(2, 7, 8), torch.randn(2, 3, 12), torch.ones(2)
+    masks = dict.fromkeys(("protein_batch_mask", "structure_batch_mask", "msa_batch_mask"), present)
+    with torch.no_grad(), watch(module) as captures:
+        module(x, protein, structure, None, None, **masks)
+        query = module.query(module.attention_norm(x)).unflatten(-1, (2, 8)).transpose(1, 2)
+        key = torch.cat([module.key_protein(protein), module.key_structure(structure)], 1)
+        expected = (query @ key.unflatten(-1, (2, 8)).permute(0, 2, 3, 1) * module.scale).softmax(-1)
+    torch.testing.assert_close(captures[0].weights(), expected)
