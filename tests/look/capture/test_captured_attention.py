@@ -268,3 +268,16 @@ def test_batch_of_one_and_single_head_are_expanded(query: tuple[int, int], key: 
 def test_batches_that_do_not_broadcast_are_an_error() -> None:
     with pytest.raises(InputError, match="one of them a batch of 1"):
         CapturedAttention(torch.randn(2, 1, Q, D), torch.randn(3, 1, K, D))
+
+
+def test_sparse_weights() -> None:
+    rows, keys = torch.tensor([5, 0, 5, 2]), torch.tensor([6, 1, 0, 3])  # of 1 · 2 · 3 rows, and 7 keys
+    weights = torch.tensor([0.25, 1.0, 0.5, 0.125])
+    attention = CapturedAttention.from_sparse_weights(rows, keys, weights, (1, 2, 3, 7))
+    whole = torch.zeros(2, 3, 7)
+    whole[0, 0, 1], whole[0, 2, 3], whole[1, 2, 0], whole[1, 2, 6] = 1.0, 0.125, 0.5, 0.25
+    assert attention.shape == (1, 2, 3, 7)
+    everything = attention.compute_weights(0, slice(0, 2), slice(0, 3), slice(0, 7))
+    torch.testing.assert_close(everything, whole)
+    part = attention.compute_weights(0, torch.tensor([1]), torch.tensor([2, 0]), slice(5, 7))
+    torch.testing.assert_close(part, whole[1:, [2, 0], 5:])
