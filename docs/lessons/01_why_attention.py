@@ -92,17 +92,16 @@ drawn, both = figure(7, 2.35, 2, 1)
 for axes, reader, text in zip(both, readers, (english, korean), strict=True):
     (document,) = reader.highlight_texts([text])
     shown: list[tuple[str, float]] = []
-    for before, word, weight in zip(document.before, document.words, document.of(), strict=True):
-        if before or not shown:
+    for separator, word, weight in zip(document.separators, document.words, document.get_word_weights(), strict=True):
+        if separator or not shown:
             shown.append((word, float(weight)))
         else:  # a full stop goes with its word
             shown[-1] = (shown[-1][0] + word, shown[-1][1] + float(weight))
     marked(axes, *zip(*shown, strict=True))
-    first, second, *_ = sorted(shown, key=lambda one: -one[1])
-    print(
-        f"{document.said[0][0]} {document.said[0][1]:.0%}; most weight: {first[0]} {first[1]:.2f}, {second[0]} {second[1]:.2f}"
-    )
-    assert document.said[0][0] == "praise"
+    first, second, *_ = sorted(shown, key=lambda word_and_weight: -word_and_weight[1])
+    label, probability = document.class_probabilities[0]
+    print(f"{label} {probability:.0%}; most weight: {first[0]} {first[1]:.2f}, {second[0]} {second[1]:.2f}")
+    assert label == "praise"
 show(drawn, "marked")
 
 # %% [markdown] lang="en"

@@ -38,6 +38,7 @@ from jumok.look.figures.plots import draw_heat_map, draw_scores_by_length
 from jumok.metrics.translation import Bleu, score_by_length
 from jumok.metrics.word_alignment import score_alignment
 from jumok.tasks.translate.predictor import TranslationOptions
+from jumok.tasks.translate.word_alignment import WordAligner
 
 torch.manual_seed(0)
 
@@ -87,10 +88,14 @@ def read(translator, text: str):
 # %%
 rows = []
 for text in wanted:
-    one, many = read(fixed, text), read(bahdanau, text)
-    kept = many.source.annotations
+    without, state = read(fixed, text), read(bahdanau, text)
+    annotations = state.memory.annotations
     rows.append(
-        [len(text.split()), one.hidden[0].numel() + one.fed.numel(), f"{tuple(kept.shape[1:])} = {kept.numel():,}"]
+        [
+            len(text.split()),
+            without.hidden[0].numel() + without.input_feed.numel(),
+            f"{tuple(annotations.shape[1:])} = {annotations.numel():,}",
+        ]
     )
 table(["words", "numbers, fixed context", "numbers to look at, attention"], rows)
 
@@ -98,8 +103,8 @@ table(["words", "numbers, fixed context", "numbers to look at, attention"], rows
 for text, truth in wanted.items():
     print("source   ", text)
     print("wanted   ", truth)
-    print("fixed    ", fixed.translate(text, align=False).text)
-    print("attention", bahdanau.translate(text, align=False).text, end="\n\n")
+    print("fixed    ", fixed.translate(text, with_attention=False).translation)
+    print("attention", bahdanau.translate(text, with_attention=False).translation, end="\n\n")
 
 # %% [markdown] lang="en"
 # The short sentence goes through the bottleneck; the long ones come out of it as sentences of the right *kind* in which things have
@@ -137,12 +142,12 @@ with torch.no_grad():
 lookup, readout = luong_tanh.model.decoder.attention, luong_tanh.model.decoder.readout
 with torch.no_grad():
     query = state.hidden[0][-1][:, None]  # h_t
-    annotations = state.source.annotations  # what the encoder noted of each word
-    scores = lookup.score(query, state.source.keys) * lookup.scale  # h_t · W h̄
-    weights = jumok.weights(query, state.source.keys, score=lookup.score, scale=lookup.scale)  # softmax
+    annotations = state.memory.annotations  # what the encoder noted of each word
+    scores = lookup.score(query, state.memory.keys) * lookup.scale  # h_t · W h̄
+    weights = jumok.weights(query, state.memory.keys, score=lookup.score, scale=lookup.scale)  # softmax
     context = jumok.mix(weights, annotations)  # Σ weight · annotation
     both = torch.cat([query, context], dim=-1)  # concat
-    blend = torch.tanh(readout.state(both))  # tanh(W_c [h_t; c_t])
+    blend = torch.tanh(readout.state_projection(both))  # tanh(W_c [h_t; c_t])
     by_hand = luong_tanh.model.generator(blend)  # the generator: a score for every word piece
 torch.testing.assert_close(by_hand[:, 0], logits)
 
@@ -258,13 +263,16 @@ show(drawn, "side_by_side")
 # %%
 def bleu(translator, pairs) -> float:
     """Of greedy translations."""
-    found = translator.predict([pair.source for pair in pairs], TranslationOptions(beam_size=1))
-    return Bleu().score([one.translation for one in found], [pair.target for pair in pairs]).value
+    predictions = translator.predict([pair.source for pair in pairs], TranslationOptions(beam_size=1))
+    translations = [prediction.translation for prediction in predictions]
+    return Bleu().score(translations, [pair.target for pair in pairs]).value
 
 
 def error_rate(translator, count: int) -> float:
     """Of the word links that the weights give, against those that the grammar knows."""
-    return score_alignment(translator.align(test.examples[:count]), test.gold_alignments[:count]).error_rate
+    pairs, aligner = test.examples[:count], WordAligner(translator)
+    alignments = aligner.align(pairs, aligner.select_views(pairs))
+    return score_alignment([alignment.links for alignment in alignments], test.gold_alignments[:count]).error_rate
 
 
 # %%
@@ -311,10 +319,12 @@ show(drawn, "scores")
 # %%
 text = "the lawyer runs because her mother cannot choose the book"
 (number,) = (n for n, pair in enumerate(test.examples) if pair.source == text)
-found = bahdanau.translate(text)
-print(text, "→", found.translation)
-gold = test.gold_alignments[number].sure if found.translation == test.examples[number].target else []
-show(draw_heat_map(found.attention, found.target_words, found.source_words, at("alignment"), gold_links=gold))
+prediction = bahdanau.translate(text)
+print(text, "→", prediction.translation)
+is_correct = prediction.translation == test.examples[number].target
+gold = test.gold_alignments[number].sure if is_correct else []
+labels = prediction.target_words, prediction.source_words
+show(draw_heat_map(prediction.attention, *labels, at("alignment"), gold_links=gold))
 print(
     f"alignment error rate on all {len(test.examples)} test sentences: {error_rate(bahdanau, len(test.examples)):.3f}"
 )
@@ -341,7 +351,7 @@ print(
 # %%
 lengths, needed = [], []
 for begin in range(0, len(test.examples), 50):
-    maps, batch = bahdanau.maps(test.examples[begin : begin + 50])
+    maps, batch = bahdanau.compute_attention_maps(test.examples[begin : begin + 50])
     for weights, pieces_in, pieces_out in zip(
         maps[0].weights[:, 0], batch.source.lengths, batch.target.lengths, strict=False
     ):
@@ -351,7 +361,7 @@ for begin in range(0, len(test.examples), 50):
 each = torch.cat(needed)
 print(f"median {each.median():.2f} source pieces, nine of ten steps below {each.quantile(0.9):.2f}")
 for low, high in ((4, 10), (10, 20), (20, 60)):
-    some = torch.cat([one for length, one in zip(lengths, needed, strict=True) if low <= length < high])
+    some = torch.cat([numbers for length, numbers in zip(lengths, needed, strict=True) if low <= length < high])
     print(f"sources of {low} to {high - 1} pieces: {some.mean():.2f}")
 assert each.median() < 4
 assert some.mean() < 8
@@ -361,7 +371,7 @@ drawn, (left, right) = figure(7, 2.8, 1, 2)
 left.hist(each.tolist(), bins=[1 + 0.25 * n for n in range(21)], color=COLOURS[0], edgecolor="white")
 left.set(title="steps", xlabel="effective number of source pieces", yticks=[])
 left.spines["left"].set_visible(False)
-right.scatter(lengths, [one.mean().item() for one in needed], s=10, color=COLOURS[0], alpha=0.5, lw=0)
+right.scatter(lengths, [numbers.mean().item() for numbers in needed], s=10, color=COLOURS[0], alpha=0.5, lw=0)
 right.plot([3, 12], [3, 12], color=GREY, lw=1, ls=":")
 right.annotate("all of them", (12, 12), xytext=(4, -2), textcoords="offset points", color=GREY, size=9)
 right.set(title="mean of a sentence", xlabel="pieces in the source", ylim=(0, 14))
@@ -385,8 +395,8 @@ source_lengths = [len(pair.source.split()) for pair in test.examples]
 curves = {}
 for name, translator in (("fixed context", fixed), ("Bahdanau", bahdanau), ("Luong", luong)):
     texts = [
-        one.translation
-        for one in translator.predict([pair.source for pair in test.examples], TranslationOptions(beam_size=1))
+        prediction.translation
+        for prediction in translator.predict([pair.source for pair in test.examples], TranslationOptions(beam_size=1))
     ]
     curves[name] = score_by_length(source_lengths, texts, references, bin_width=5, last_bin_above=25)
     print(f"{name}: BLEU {Bleu().score(texts, references).value:.1f}")

@@ -110,42 +110,45 @@ tacotron = voice.model
 decoder = tacotron.decoder
 letters = Tokens.pad([voice.tokenizer.encode(text)])
 with torch.no_grad():
-    style = tacotron.style_from(tacotron.style.usual)  # of it more below
+    style = tacotron.mix_style(tacotron.style_tokens.default_weights)  # more about it below
     states = tacotron.encoder(tacotron.prenet(tacotron.embedding(letters.ids)), letters)
-    states = states + tacotron.of_style(style)[:, None]  # the style is added to every letter
-    state = decoder.start(decoder.attention.prepare(states, letters.mask))
-    frame = torch.zeros(1, 1, tacotron.config.mels)  # silence before the first
+    states = states + tacotron.style_projection(style)[:, None]  # the style is added to every letter
+    state = decoder.initial_state(decoder.attention.prepare(states, letters.mask))
+    frame = torch.zeros(1, 1, tacotron.config.n_mels)  # silence before the first
     for _ in range(10):
-        before, given = state, frame
-        spoken, state = decoder(given, before)
-        frame = spoken.mels[:, -1:]  # a step is given the last frame of the one before
+        previous, last_frame = state, frame
+        output, state = decoder(last_frame, previous)
+        frame = output.mels[:, -1:]  # a step is given the last frame of the one before
 
 # %%
 with torch.no_grad():
-    heard = decoder.prenet(given)  # what was said last
-    query, _ = decoder.asking(torch.cat([heard, before.found[:, None]], -1), before.asking[0][None])
-    looked = torch.stack([before.looked.last, before.looked.total], 1)  # where it has looked so far
-    weights = jumok.weights(query, before.text.keys, score=decoder.attention.score.after(looked))
-    moved = forward_attention(weights[:, 0], before.looked.last)[:, None]  # may stay, or go on by one
-    found = jumok.mix(moved, before.text.states)
-    joined = decoder.join(torch.cat([query, found], -1))
-    out = torch.cat([joined + decoder.speaking[0](joined, before.speaking[0][0])[0], found], -1)
-    mels = decoder.mels(out).unflatten(-1, (tacotron.config.reduction, -1))
-    stops = decoder.stop(out)
-torch.testing.assert_close(mels[:, 0], spoken.mels)
+    heard = decoder.prenet(last_frame)  # what was said last
+    rnn_input = torch.cat([heard, previous.context[:, None]], -1)
+    query, _ = decoder.attention_rnn(rnn_input, previous.attention_hidden[0][None])
+    alignment, memory = previous.alignment, previous.memory
+    looked = torch.stack([alignment.last_weights, alignment.cumulative_weights], 1)  # where it has looked so far
+    weights = jumok.weights(query, memory.keys, score=decoder.attention.score.with_previous(looked))
+    moved = forward_attention(weights[:, 0], alignment.last_weights)[:, None]  # may stay, or go on by one
+    context = jumok.mix(moved, memory.states)
+    joined = decoder.rnn_projection(torch.cat([query, context], -1))
+    spoken, _ = decoder.decoder_rnns[0](joined, previous.decoder_hidden[0][0])
+    out = torch.cat([joined + spoken, context], -1)
+    mels = decoder.mel_projection(out).unflatten(-1, (tacotron.config.reduction_factor, -1))
+    stops = decoder.stop_projection(out)
+torch.testing.assert_close(mels[:, 0], output.mels)
 
 # %%
 steps = [
-    ("the last frame", "mels", given), ("heard", "pre-net", heard), ("query", "GRU [heard; found before]", query),
+    ("the last frame", "mels", last_frame), ("heard", "pre-net", heard), ("query", "GRU [heard; context before]", query),
     ("keys and values", "a state of each letter", states), ("so far", "weights before, and their sum", looked),
     ("weights", "softmax of the scores", weights), ("moved on", "of those within reach", moved),
-    ("found", "Σ weight · state", found), ("into the output", "GRU, and found once more", out),
+    ("context", "Σ weight · state", context), ("into the output", "GRU, and the context once more", out),
     ("four frames", "mels", mels), ("was it the last?", "of each frame", stops),
 ]  # fmt: skip
 table(["step", "what", "shape (batch, steps, …)"], [[name, what, str(tuple(x.shape))] for name, what, x in steps])
 
 # %%
-shown = {"where it was": before.looked.last[0], "weights": weights[0, 0], "moved on": moved[0, 0]}
+shown = {"where it was": alignment.last_weights[0], "weights": weights[0, 0], "moved on": moved[0, 0]}
 drawn, panels = figure(7, 2.1, 1, 3, sharey=True)
 for axes, (title, values) in zip(panels, shown.items(), strict=True):
     axes.bar(range(len(values)), values.tolist(), color=COLOURS[0])
@@ -277,15 +280,15 @@ print("letters ahead of what sounds:", ", ".join(f"{name} {gap:+.1f}" for name, 
 # 키와 밸류는 학습된 벡터 여섯 개, 곧 **토큰**이고 모든 녹음에 대해 같습니다. 찾아낸 것은 모든 글자의 상태에 더해집니다.
 
 # %%
-tokens = tacotron.style
+tokens = tacotron.style_tokens
 mel = torch.from_numpy(voice.audio.mel_spectrogram(made.waveform))
 one = SpeechBatch.from_sequences([[0]], [mel])  # the text does not matter here
 with torch.no_grad():
-    reference = tokens.reference(one.mels, one.mel_tokens)[:, None]
+    reference = tokens.reference_encoder(one.mels, one.mel_tokens)[:, None]
     bank = tokens.tokens.tanh()[None]
     shares = tokens.attention.weights(reference, bank)
     mixed = tokens.attention(reference, bank)
-    torch.testing.assert_close(mixed[:, 0], tacotron.style_from(shares[:, :, 0]))
+    torch.testing.assert_close(mixed[:, 0], tacotron.mix_style(shares[:, :, 0]))
 steps = [
     ("the sound", "mels, all frames", one.mels), ("query", "the reference", reference), ("keys and values", "the tokens", bank),
     ("weights", "one head, six tokens", shares), ("style", "Σ weight · value, projected", mixed),
@@ -305,13 +308,13 @@ table(["step", "what", "shape (batch, …)"], [[name, what, str(tuple(x.shape))]
 def heard_by(speaker, split: str) -> tuple[list[str], torch.Tensor]:
     """The styles of recordings it did not learn from, and their weights (recordings, heads, tokens)."""
     examples = speaker.load_split(split).examples
-    mels = [speaker.audio.mel_spectrogram(one.sound.decode(speaker.audio)) for one in examples]
+    mels = [speaker.audio.mel_spectrogram(one.audio.decode(speaker.audio)) for one in examples]
     return [one.emotion for one in examples], speaker.extract_style_weights(*mels)
 
 
 named, weighed = heard_by(voice, "test")
 of_style = {name: weighed[[n for n, one in enumerate(named) if one == name]] for name in STYLES}
-count = tokens.config.tokens
+count = tokens.config.num_tokens
 
 # %%
 drawn, panels = figure(7, 2.3, 1, 5, sharey=True)
@@ -459,8 +462,8 @@ for name, wish in wishes.items():
 table(["style", "seconds", "diagonality", "letters skipped", "came to an end"], rows)
 
 alone = [voice.expand_style_weights(torch.eye(count)[n].tolist()) for n in range(count)]
-a, b = tacotron.style_from(alone[slow - 1]), tacotron.style_from(alone[fast - 1])
-torch.testing.assert_close(tacotron.style_from((alone[slow - 1] + alone[fast - 1]) / 2), (a + b) / 2)
+a, b = tacotron.mix_style(alone[slow - 1]), tacotron.mix_style(alone[fast - 1])
+torch.testing.assert_close(tacotron.mix_style((alone[slow - 1] + alone[fast - 1]) / 2), (a + b) / 2)
 
 # %% [markdown] lang="en"
 # The last line checks that a mix of tokens is the mix of what each stands for. What the *voice* makes of it is not linear at all: compare the durations for 0.5, 1 and 3 of
@@ -480,7 +483,7 @@ torch.testing.assert_close(tacotron.style_from((alone[slow - 1] + alone[fast - 1
 
 # %%
 amounts = [-0.3, -0.15, 0.0, 0.15, 0.3]
-usual = tokens.usual
+usual = tokens.default_weights
 straight = measured(usual)
 turned = [[straight if not by else measured(torch.lerp(usual, one, by)) for by in amounts] for one in alone]
 drawn, panels = figure(7, 3.6, 2, count, sharex=True, sharey="row")

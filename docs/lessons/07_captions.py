@@ -51,7 +51,7 @@ torch.manual_seed(0)
 SMALL = ["captioner", "train.max_steps=700", "train.validate_every=700", "data.builtin_size=7000",
          "data.held_out_size=1000", "decode.length_penalty=0"]  # fmt: skip
 soft, hard = trained(caption_soft=SMALL, caption_hard=[*SMALL, "model.attention=hard"])
-test = soft.split("test").examples
+test = soft.load_split("test").examples
 print(len(test), "scenes that neither has seen, such as")
 for example in test[:3]:
     print(" ", example.captions[0])
@@ -71,7 +71,7 @@ for example in test[:3]:
 
 # %%
 def pixels_of(example) -> np.ndarray:
-    return example.picture.decode()
+    return example.image.decode()
 
 
 def places_of(reader, examples) -> torch.Tensor:
@@ -85,7 +85,7 @@ scene = next(  # the first with three shapes (and None) on a light ground
 )
 shapes = list(dict.fromkeys(box for box in scene.boxes if box))
 places = places_of(soft, [scene])
-grid = soft.grid
+grid = soft.grid_size
 cell = IMAGE_SIZE // grid[0]
 print("pixels", pixels_of(scene).shape, "→ places", tuple(places.shape), "on a grid of", grid)
 
@@ -157,7 +157,7 @@ with torch.no_grad():
     word = captioner.embedding(torch.tensor([[ids[step - 1]]]))  # E y_(t−1)
     both = torch.cat([word, gated], dim=-1)
     new, _ = captioner.cell(both, tuple(part[None] for part in before.hidden))  # h_t
-    readout = word + captioner.of_state(new) + captioner.of_found(gated)
+    readout = word + captioner.hidden_projection(new) + captioner.context_projection(gated)
     by_hand = captioner.generator(readout)  # a score for every word
 torch.testing.assert_close(by_hand[:, 0], logits)
 
@@ -413,10 +413,10 @@ assert blind.mean() < right.mean()
 
 # %%
 hard_maps = looked(hard, test)
-exact = {"soft": soft.score_examples(test).metrics["exact"], "hard": hard.score_examples(test).metrics["exact"]}
+exact = {"soft": soft.score_examples(test).metrics["exact_match"], "hard": hard.score_examples(test).metrics["exact_match"]}
 at_rest = hard.model.captioner.config
 hard.model.captioner.config = replace(at_rest, inference_attention="soft")  # its weights, used as soft ones are
-exact["hard, looking softly"] = hard.score_examples(test).metrics["exact"]
+exact["hard, looking softly"] = hard.score_examples(test).metrics["exact_match"]
 hard.model.captioner.config = at_rest
 rows = []
 for name, maps in zip(exact, (soft_maps, hard_maps, hard_maps), strict=True):
@@ -462,7 +462,7 @@ show(drawn, "soft_and_hard")
 # %%
 described = []
 for some in in_parts(test):
-    described += soft.describe_all([pixels_of(one) for one in some])
+    described += soft.caption_images([pixels_of(one) for one in some])
 sure = [float(np.exp(one.score)) for one in described]  # the score is the log-probability
 wrong = [n for n, one in enumerate(test) if described[n].caption != one.captions[0]]
 fine = [n for n in range(len(test)) if n not in wrong]

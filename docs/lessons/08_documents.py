@@ -75,7 +75,7 @@ readers = {
 # 그러니 분류를 맞혔다면 표지를 찾고, *또* 그 옆의 평가까지 읽은 것입니다. 여기에서 칠해 둔 두 단어가 분류를 결정합니다.
 
 # %%
-test = han.split("test").examples
+test = han.load_split("test").examples
 chosen = [one for one in test if len(one.text.split()) in (21, 22) and one.text.count(".") == 4][:3]
 drawn, panels = figure(7, 2.2, 3, 1)
 for axes, one in zip(panels, chosen, strict=True):
@@ -194,7 +194,7 @@ for axes, name in zip(panels, hopping, strict=True):
     unit = [A / A.norm(dim=1, keepdim=True) for A in every]
     alike[name] = float(np.mean([((u @ u.T).sum() - R).item() / (R * (R - 1)) for u in unit]))
     needed = np.mean([torch.special.entr(A).sum(-1).exp().mean().item() for A in every])
-    accuracy = np.mean([d.said[0][0] == one.label for d, one in zip(looked[name], test, strict=True)])
+    accuracy = np.mean([d.class_probabilities[0][0] == one.label for d, one in zip(looked[name], test, strict=True)])
     P = np.mean([penalty(A) for A in every])
     rows.append([name.partition("penalty ")[2], f"{accuracy:.3f}", f"{P:.2f}", f"{alike[name]:.2f}", f"{needed:.1f}"])  # fmt: skip
 show(drawn, "products")
@@ -241,7 +241,7 @@ text = (
 with jumok.watch(han.model) as captures:
     said = han.classify(text)
 print(captures)
-of_words, of_sentences = captures["words"].weights()[:, 0, 0], captures["sentences"].weights()[0, 0, 0]
+of_words, of_sentences = captures["word_level"].weights()[:, 0, 0], captures["sentence_level"].weights()[0, 0, 0]
 torch.testing.assert_close(of_words.sum(-1), torch.ones(4))  # over the words of each sentence
 torch.testing.assert_close(of_sentences.sum(), torch.tensor(1.0))  # over the sentences of the document
 print("words: (sentences, words)", tuple(of_words.shape), "· sentences:", tuple(of_sentences.shape))
@@ -254,23 +254,23 @@ print("said:", said.label)
 # 단어의 몫은 문장 안에서 차지하는 몫에 그 문장의 몫을 곱한 것입니다. `reader.highlight_texts`가 두 가지와 그 곱을 모두 줍니다.
 
 # %%
-[document] = han.documents([text])
+[document] = han.highlight_texts([text])
 drawn, (left, middle, right) = figure(7, 4.4, 1, 3)
 places = range(len(document.words))
 columns = {
-    left: ("in its sentence", document.in_sentences()),
-    middle: ("of its sentence", np.repeat(document.get_sentence_weights(), np.diff(document.sentences))),
-    right: ("in the document", document.of()),
+    left: ("in its sentence", document.normalize_within_sentences()),
+    middle: ("of its sentence", np.repeat(document.get_sentence_weights(), np.diff(document.sentence_offsets))),
+    right: ("in the document", document.get_word_weights()),
 }
 for axes, (title, numbers) in columns.items():
     axes.barh(places, numbers, color=COLOURS[0], height=0.75)
     axes.set(xlim=(0, 1.02), ylim=(len(places) - 0.4, -0.6), title=title)
     axes.set_yticks(places, document.words if axes is left else [], size=8.5)
     axes.tick_params(axis="y", length=0)
-    for edge in document.sentences[1:-1]:
+    for edge in document.sentence_offsets[1:-1]:
         axes.axhline(edge - 0.5, color=GREY, lw=0.6)
 show(drawn, "two_levels")
-np.testing.assert_allclose(columns[left][1] * columns[middle][1], document.of(), atol=1e-6)
+np.testing.assert_allclose(columns[left][1] * columns[middle][1], document.get_word_weights(), atol=1e-6)
 
 # %% [markdown] lang="en"
 # On the left every sentence has a word that stands out, the awful soup included: within its sentence a word knows nothing of the others. The middle column
@@ -281,7 +281,7 @@ np.testing.assert_allclose(columns[left][1] * columns[middle][1], document.of(),
 # 그 문장은 셈에 들어가지 않습니다. 두 층위가 일을 반씩 나누어 맡은 것입니다. 같은 문서를 뷰어로도 봅시다. 단어를 칠하는 방법을 바꾸고, 단어를 가리켜 보십시오.
 
 # %%
-viewer(han.looking(text)(), "two_levels")
+viewer(han.build_viewer_data(text), "two_levels")
 
 # %% [markdown] lang="en"
 # ## Does attention hit the planted words?
@@ -344,18 +344,18 @@ def sentences_of(document, without: frozenset[int] = frozenset()) -> list[list[s
     """A document as sentences of words, some of them taken away."""
     cut = [
         [document.words[n] for n in range(begin, end) if n not in without]
-        for begin, end in pairwise(document.sentences)
+        for begin, end in pairwise(document.sentence_offsets)
     ]
     return [one for one in cut if one]
 
 
 def deciding(document) -> int:
     """The number of the sentence with the marker."""
-    return int(np.searchsorted(document.sentences, find_decisive_words(document.words)[0], side="right") - 1)
+    return int(np.searchsorted(document.sentence_offsets, find_decisive_words(document.words)[0], side="right") - 1)
 
 
 # %%
-looked["two levels, early"] = early.documents(texts)
+looked["two levels, early"] = early.highlight_texts(texts)
 drawn, panels = figure(7, 2.5, 1, 2, sharey=True)
 kinds = ["decides", "judges, does not count", "judges nothing"]
 for axes, name in zip(panels, ("two levels, early", "two levels"), strict=True):
@@ -364,7 +364,7 @@ for axes, name in zip(panels, ("two levels, early", "two levels"), strict=True):
         for n, (weight, label) in enumerate(zip(document.get_sentence_weights(), judged(document), strict=True)):
             shares[0 if n == deciding(document) else 1 if label else 2].append(float(weight))
     axes.barh(kinds, [np.mean(share) for share in shares], color=[COLOURS[1], COLOURS[0], COLOURS[0]])
-    right = np.mean([d.said[0][0] == one.label for d, one in zip(looked[name], test, strict=True)])
+    right = np.mean([d.class_probabilities[0][0] == one.label for d, one in zip(looked[name], test, strict=True)])
     axes.set(xlim=(0, 1), title=f"{name}: {right:.0%} right", xlabel="mean weight of a sentence")
     axes.invert_yaxis() if axes is panels[0] else None
     axes.tick_params(axis="y", length=0)
@@ -386,7 +386,7 @@ for n, one in enumerate(test):
         misleading.append((n, votes[0][0]))
 follow = {}
 for name in ("two levels, early", "two levels"):
-    answers = [(looked[name][n].said[0][0], majority, test[n].label) for n, majority in misleading]
+    answers = [(looked[name][n].class_probabilities[0][0], majority, test[n].label) for n, majority in misleading]
     follow[name] = np.mean([said == majority for said, majority, _ in answers])
     print(f"{name}: of {len(answers)} such documents, {follow[name]:.0%} get what most judgements say,",
           f"{np.mean([said == wanted for said, _, wanted in answers]):.0%} what counts")  # fmt: skip
@@ -394,10 +394,10 @@ assert follow["two levels, early"] > 0.5
 assert follow["two levels"] < 0.1
 
 # %%
-said = {n: (looked["two levels, early"][n].said[0], majority) for n, majority in misleading}
+said = {n: (looked["two levels, early"][n].class_probabilities[0], majority) for n, majority in misleading}
 sure = {n: chance for n, ((label, chance), majority) in said.items() if label == majority}
 worst = max(sure, key=sure.__getitem__)
-document = replace(looked["two levels, early"][worst], truth=test[worst].label)
+document = replace(looked["two levels, early"][worst], label=test[worst].label)
 show(draw_document(document, at("worst"), is_per_sentence=True))
 
 # %% [markdown] lang="en"
@@ -427,10 +427,10 @@ ours = {
 }  # fmt: skip
 rows = []
 for text, wanted in ours.items():
-    [document] = han.documents([text])
-    (label, chance), top = document.class_probabilities[0], int(document.of().argmax())
+    [document] = han.highlight_texts([text])
+    (label, chance), top = document.class_probabilities[0], int(document.get_word_weights().argmax())
     unknown = [word for word in document.words if han.tokenizer.encode([[[word]]]) == [[[UNK]]]]
-    rows.append([text, wanted, f"{label} {chance:.2f}", f"{document.words[top]} {document.of()[top]:.2f}",
+    rows.append([text, wanted, f"{label} {chance:.2f}", f"{document.words[top]} {document.get_word_weights()[top]:.2f}",
                  f"{document.get_sentence_weights().argmax() + 1}", ", ".join(unknown)])  # fmt: skip
 table(["text", "we mean", "it says", "most weight", "in sentence", "never seen"], rows)
 assert [row[2].split()[0] for row in rows[:2]] == ["praise", "blame"]
@@ -462,7 +462,7 @@ for word in ("Finally", "Yesterday"):
     for begin, (_, other), (label, judgement) in product(begins, examples.items(), examples.items()):
         if other != judgement:
             made[f"{begin.format(word)} The film was {other}. The bakery was {judgement} overall."] = label
-    read = list(zip(han.documents(list(made)), made.values(), strict=True))
+    read = list(zip(han.highlight_texts(list(made)), made.values(), strict=True))
     right = np.mean([document.class_probabilities[0][0] == label for document, label in read])
     cured[word] = np.mean([dict(document.class_probabilities)[label] for document, label in read])
     first, _, last = np.mean([document.get_sentence_weights() for document, _ in read], axis=0)
@@ -489,7 +489,7 @@ found = {}
 for name in ("4 hops, penalty 0", "4 hops, penalty 0.03", "two levels"):
     some = looked[name][:SOME]
     found[name] = measure_faithfulness(
-        [sentences_of(d) for d in some], [d.weights for d in some], readers[name].probabilities
+        [sentences_of(d) for d in some], [d.weights for d in some], readers[name].predict_probabilities
     )
     print(*wrap(f"{name}: {found[name].verdict}", 90), sep="\n", end="\n\n")
 
@@ -545,15 +545,24 @@ idle = {}
 for axes, name in zip(panels, found, strict=True):
     some = looked[name][:60]
     cost = [costs(readers[name], document) for document in some]
-    axes.scatter(np.concatenate([d.of() for d in some]), np.concatenate(cost), s=9, alpha=0.4, lw=0, color=COLOURS[0])
+    axes.scatter(
+        np.concatenate([d.get_word_weights() for d in some]),
+        np.concatenate(cost),
+        s=9,
+        alpha=0.4,
+        lw=0,
+        color=COLOURS[0],
+    )
     axes.set(title=name, xlabel="weight of a word", xlim=(-0.03, 1.03))
-    idle[name] = np.mean([c[d.of().argmax()] < 0.05 for c, d in zip(cost, some, strict=True)])
+    idle[name] = np.mean([c[d.get_word_weights().argmax()] < 0.05 for c, d in zip(cost, some, strict=True)])
 panels[0].set_ylabel("cost of taking it away")
 show(drawn, "cost")
 print("the most attended word can go at a cost below 0.05, in so many of the documents:")
 print({name: f"{share:.0%}" for name, share in idle.items()})
 unseen = [
-    d.words[n].lower() for d, c in zip(some, cost, strict=True) for n in np.flatnonzero((d.of() < 0.05) & (c > 0.5))
+    d.words[n].lower()
+    for d, c in zip(some, cost, strict=True)
+    for n in np.flatnonzero((d.get_word_weights() < 0.05) & (c > 0.5))
 ]
 print(f"two levels: {len(unseen)} words with a weight below 0.05 cost more than 0.5;",
       f"{np.mean([word in ENGLISH.markers for word in unseen]):.0%} of them are markers")  # fmt: skip
@@ -572,14 +581,14 @@ assert idle["4 hops, penalty 0"] > 0.3 > idle["two levels"]
 # %%
 name = "4 hops, penalty 0"
 every = [costs(same, document) for document in looked[name][:60]]
-gap = [c.max() - c[d.of().argmax()] for c, d in zip(every, looked[name], strict=False)]
+gap = [c.max() - c[d.get_word_weights().argmax()] for c, d in zip(every, looked[name], strict=False)]
 clearest = int(np.argmax(gap))
 document, cost = looked[name][clearest], every[clearest]
 begin = max(0, find_decisive_words(document.words)[0] - 9)
 shown = range(begin, min(len(document.words), begin + 20))
 drawn, axes = figure(7, 3)
 for shift, numbers, colour, label in (
-    (-0.2, document.of(), COLOURS[0], "weight"), (0.2, cost, COLOURS[1], "cost of taking it away")
+    (-0.2, document.get_word_weights(), COLOURS[0], "weight"), (0.2, cost, COLOURS[1], "cost of taking it away")
 ):  # fmt: skip
     axes.bar([n + shift for n in shown], numbers[list(shown)], width=0.38, color=colour, label=label)
 axes.axhline(0, color=INK, lw=0.8)
@@ -588,8 +597,8 @@ axes.set_xticks(list(shown), [document.words[n] for n in shown], **turned)
 axes.tick_params(length=0)
 axes.legend()
 show(drawn, "idle")
-top, needed = int(document.of().argmax()), int(cost.argmax())
-weight = document.of()
+top, needed = int(document.get_word_weights().argmax()), int(cost.argmax())
+weight = document.get_word_weights()
 print(
     f"said {document.class_probabilities[0][0]}: most weight on “{document.words[top]}”, {weight[top]:.2f}, which costs {cost[top]:.2f};"
 )

@@ -74,11 +74,11 @@ with torch.no_grad():
     parts = {
         "word": model.word_embedding(torch.tensor(ids)),
         "segment": model.segment_embedding(torch.tensor(segments)),
-        "position": model.position.vectors(torch.arange(len(ids))),
+        "position": model.position.embed(torch.arange(len(ids))),
     }
     added = sum(parts.values())  # (tokens, width)
-    entered, _ = model.entry(*parts.values())
-torch.testing.assert_close(entered, model.entry.norm(added))
+    entered, _ = model.input_layer(*parts.values())
+torch.testing.assert_close(entered, model.input_layer.norm(added))
 table(
     ["token", "its number", "segment", "position"],
     [[f"`{t}`", i, s, p] for p, (t, i, s) in enumerate(zip(tokens, ids, segments, strict=True))],
@@ -177,8 +177,8 @@ print(text[: text.index("\n\n", 300)])
 # 첫째에 이어지는 글인지입니다. 아래에서 평가에 쓰는 문장은 모두 학습에서 떼어 두었거나 새로 만든 이야기에서 나옵니다.
 
 # %%
-SMALL = ["bert", "data.train=runs/lessons/bert_data/stories.txt", "tokenizer.vocab_size=400", "model.width=96", "model.layers=2",
-         "model.num_heads=4", "model.feed_forward_width=384", "model.positions=64", "model.dropout=0", "masking.sequence_length=48", "train.max_epochs=null",
+SMALL = ["bert", "data.train=runs/lessons/bert_data/stories.txt", "tokenizer.vocab_size=400", "model.width=96", "model.num_layers=2",
+         "model.num_heads=4", "model.feed_forward_width=384", "model.max_positions=64", "model.dropout=0", "masking.sequence_length=48", "train.max_epochs=null",
          "train.max_steps=3000", "train.batch_tokens=1024", "train.warmup_steps=150", "train.learning_rate=3e-3", "train.validate_every=200"]  # fmt: skip
 (bert,) = trained(bert=SMALL)
 print(f"{sum(p.numel() for p in bert.model.parameters()):,} weights, {bert.tokenizer.vocab_size} pieces")
@@ -286,8 +286,8 @@ HOLES = [
 ]
 drawn, panels = figure(7.2, 5.6, 3, 2)
 for axes, hole in zip(panels.flat, HOLES, strict=True):
-    (found,) = bert.fill(hole, n_best=5).words
-    words, shares = zip(*reversed(found), strict=True)
+    (candidates,) = bert.fill(hole, n_best=5).mask_predictions
+    words, shares = zip(*reversed(candidates), strict=True)
     axes.barh(words, shares, color=COLOURS[0], height=0.6)
     axes.set_xlim(0, 1.12)
     axes.set_title(hole, size=8.8)
@@ -364,7 +364,9 @@ for (one, own), (other, others) in pairwise(stories):
         "".join(differs), "both differ"
     )
     for of, rest in (("its own", own[2:]), (kind, others[2:])):
-        says_next.setdefault(of, []).append(bert.fill(f"{' '.join(own[:2])} ||| {' '.join(rest)}").next > 0.5)
+        says_next.setdefault(of, []).append(
+            bert.fill(f"{' '.join(own[:2])} ||| {' '.join(rest)}").next_sentence_probability > 0.5
+        )
 table(["the second half", "pairs", "taken for the next one"],
       [[of, len(some), f"{sum(some) / len(some):.2f}"] for of, some in sorted(says_next.items(), key=lambda x: -sum(x[1]) / len(x[1]))])  # fmt: skip
 shares = {of: sum(some) / len(some) for of, some in says_next.items()}
@@ -398,7 +400,7 @@ rights: dict[str, list[float]] = {}
 for he, names in NAMES.items():
     for name in names:
         line = FRAME.format(name)
-        ids, segments = bert.tokenizer.join_segments(*bert.tokenizer.encode([line], special=True))
+        ids, segments = bert.tokenizer.join_segments(*bert.tokenizer.encode([line], allow_special=True))
         read = bert.tokenizer.ids_to_tokens(ids)
         hole, at, city = read.index("[MASK]"), read.index(name.lower()), read.index("busan")
         with torch.no_grad(), jumok.watch(bert.model, bert.tokenizer) as captures:
@@ -408,7 +410,7 @@ for he, names in NAMES.items():
                 "without anybody → name": [(q, at) for q in range(len(ids)) if q != at]}  # fmt: skip
         for how, edges in cuts.items():
             with jumok.knock_out(bert.model, dict.fromkeys(captures.names, edges)) if edges else nullcontext():
-                found = dict(bert.fill(line, n_best=20).words[0])
+                found = dict(bert.fill(line, n_best=20).mask_predictions[0])
             rights.setdefault(how, []).append(found.get(he, 0.0))
 mean = torch.stack(looks).mean(0)  # (layers, heads)
 drawn, (left, right_) = figure(7.2, 2.5, 1, 2, width_ratios=[1, 1.2])
@@ -577,7 +579,7 @@ for use in ("mood", "pair"):
 TABLE = ["data.text_column=text", "data.label_column=label", "data.label_names=null"]
 RECIPES = {"mood": ["bert/sst2", *TABLE, "data.unescape_treebank=false", "model.adversarial_epsilon=0"],
            "pair": ["bert/mrpc", *TABLE, "data.pair_column=pair", "evaluation.positive_label=null", "evaluation.select_by=accuracy"],
-           "tag": ["bert/conll2003"], "answer": ["bert/xquad-en", "data.longest=64"]}  # fmt: skip
+           "tag": ["bert/conll2003"], "answer": ["bert/xquad-en", "data.max_tokens=64"]}  # fmt: skip
 TUNED = ["pretrained=runs/lessons/bert", "train.max_epochs=null", "train.max_steps=120", "train.validate_every=40", "train.batch_tokens=800",
          "train.learning_rate=5e-4", "train.warmup_steps=20"]  # fmt: skip
 runs = {}
@@ -615,7 +617,7 @@ for use, texts in given.items():
     reader = readers[f"bert_{use}"]
     found, tokens = outputs(reader, *texts)
     shape = (
-        f"begin {tuple(found.starts.shape)}, end {tuple(found.ends.shape)}"
+        f"begin {tuple(found.start_logits.shape)}, end {tuple(found.end_logits.shape)}"
         if use == "answer"
         else tuple(found.logits.shape)
     )
@@ -631,14 +633,14 @@ top.set(aspect="auto", xlabel="a tag for each token")
 found, tokens = outputs(readers["bert_answer"], *given["answer"])
 at = range(len(tokens))
 allowed = torch.tensor([0.0 if n > tokens.index("[SEP]") and n < len(tokens) - 1 else -torch.inf for n in at])
-bottom.bar([n - 0.2 for n in at], (found.starts[0] + allowed).softmax(-1), width=0.4, label="begin")
-bottom.bar([n + 0.2 for n in at], (found.ends[0] + allowed).softmax(-1), width=0.4, label="end")
+bottom.bar([n - 0.2 for n in at], (found.start_logits[0] + allowed).softmax(-1), width=0.4, label="begin")
+bottom.bar([n + 0.2 for n in at], (found.end_logits[0] + allowed).softmax(-1), width=0.4, label="end")
 bottom.set_xticks([*at], tokens, rotation=60, ha="right", rotation_mode="anchor", size=7.5)
 bottom.set(ylim=(0, 1.05), ylabel="probability")
 bottom.legend(fontsize=8.5)
 show(drawn, "outputs")
-print(readers["bert_answer"].answer(question, text).answer)
-print(*readers["bert_tag"].tag(sentence).format_lines(n_best=False, as_json=False))
+print(readers["bert_answer"].answer(question, text).answer.text)
+print(*readers["bert_tag"].tag(sentence).format_lines(n_best=False))
 
 
 # %%

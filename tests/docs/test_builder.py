@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import ast
+import collections
 import doctest
+import functools
 import importlib
+import itertools
 import json
+import random
 import shutil
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jupytext
+import matplotlib as mpl
+import matplotlib.patches
 import nbformat
+import numpy as np
 import pytest
+import torch
+import transformers
 from builder import benchmarks, lessons, maths, pages, recipes, reference
 from docs_parts import DOCS, ROOT
+from matplotlib.figure import Figure
 from sphinx.errors import SphinxError
+from torch import Tensor
 
 pytestmark = pytest.mark.long
 
@@ -33,7 +48,43 @@ print(1 + 1)
 # %% [markdown] lang="ko"
 # 이것으로 끝입니다.
 """
-RUN_HERE = ("02", "03")  # the quickest; `make docs` runs all of them
+LESSONS = lessons.find_lessons(DOCS / "lessons")
+QUICK_LESSONS = ("02", "03")  # the others train models; `make docs` runs all of them, too
+
+
+# Attributes of other packages that list_known_names does not find.
+OTHER_ATTRIBUTES = (
+    *("_attn_implementation", "cls_token_id", "cross_attentions", "decoder_attentions", "disable_progress_bar"),
+    *("encoder_attentions", "from_pretrained", "get_total_flops", "last_hidden_state", "max_position_embeddings"),
+    *("next_functions", "sep_token_id", "set_attn_implementation"),
+)
+
+
+def iter_defined_names(tree: ast.AST) -> Iterator[str]:
+    """The names of functions, classes, fields, constants and assigned attributes."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
+            case ast.Assign(targets=targets):
+                yield from (part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name))
+
+
+@functools.cache
+def list_known_names() -> frozenset[str]:
+    """The attributes that jumok defines, and those of the libraries and types that lessons use."""
+    figure = Figure()
+    axes = figure.subplots()
+    modules = (torch, torch.autograd, torch.nn, torch.nn.functional, torch.optim, torch.special, torch.testing, np)
+    modules += (np.testing, mpl, matplotlib.patches, transformers, collections, json, random, sys, time)
+    objects = (figure, axes, axes.xaxis, axes.yaxis, axes.spines, axes.spines["left"], torch.optim.Adam, Path)
+    objects += (torch.finfo, torch.nn.Module, Tensor, np.ndarray, random.Random, collections.Counter, str, list, dict)
+    ours = (name for path in (ROOT / "src").rglob("*.py") for name in iter_defined_names(ast.parse(path.read_bytes())))
+    return frozenset({*itertools.chain(*map(dir, (*modules, *objects)), ours), *OTHER_ATTRIBUTES})
 
 
 @pytest.fixture
@@ -100,7 +151,7 @@ def test_a_text_in_one_language_only_is_told(change: tuple[str, str], told: str)
         lessons.check_languages(jupytext.reads(TINY.replace(*change), "py:percent"), "01_tiny.py")
 
 
-@pytest.mark.parametrize("path", lessons.find_lessons(DOCS / "lessons"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_every_text_of_every_lesson_is_there_in_both_languages(path: Path) -> None:
     notebook = jupytext.read(path)
     lessons.check_languages(notebook, path.name)
@@ -109,17 +160,30 @@ def test_every_text_of_every_lesson_is_there_in_both_languages(path: Path) -> No
         assert lessons.get_lead(notebook, lang)
 
 
-@pytest.mark.parametrize("number", RUN_HERE)
-def test_lessons_run(number: str, tmp_path: Path) -> None:
-    found = [path for path in lessons.find_lessons(DOCS / "lessons") if path.stem.startswith(number)]
-    if not found:
-        pytest.skip(f"there is no lesson {number}")
-    for path in (found[0], *found[0].parent.glob("_*.py")):
-        shutil.copy(path, tmp_path)  # what it makes stays there
-    notebook = jupytext.read(tmp_path / found[0].name)
-    lessons.execute(notebook, tmp_path / found[0].name)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=() if path.stem.startswith(QUICK_LESSONS) else pytest.mark.slow, id=path.stem)
+        for path in LESSONS
+    ],
+)
+def test_lessons_run(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "docs" / "lessons"  # what a lesson writes stays in tmp_path
+    folder.mkdir(parents=True)
+    for file in (path, *path.parent.glob("_*.py")):
+        shutil.copy(file, folder)
+    notebook = jupytext.read(folder / path.name)
+    lessons.execute(notebook, folder / path.name)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert any("image/png" in output.get("data", {}) for output in outputs)
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_attributes_that_lessons_use_exist(path: Path) -> None:
+    """Most lessons take minutes to run, so a renamed attribute is found by its name."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert used - list_known_names() - set(iter_defined_names(tree)) == set()
 
 
 def test_the_page_of_arithmetic_runs() -> None:
