@@ -19,7 +19,6 @@ from jumok.metrics.word_alignment import (
     pool_to_words,
     score_alignment,
     swap_links,
-    threshold_links,
 )
 
 MAP = torch.tensor(
@@ -72,7 +71,6 @@ def test_pieces_that_belong_to_no_word() -> None:
 def test_links_by_hand() -> None:
     assert argmax_links(MAP) == {(0, 0), (1, 1), (0, 2), (2, 4)}
     assert argmax_links(MAP, min_weight=0.5) == {(0, 0), (1, 1), (0, 2)}
-    assert threshold_links(MAP, 0.4) == {(0, 0), (1, 1), (2, 1), (0, 2), (2, 4)}
     # The source's favourites: word 0 row 0, word 1 row 1, word 2 row 1 (0.4, before the 0.4 of row 4).
     assert mutual_argmax_links(MAP) == {(0, 0), (1, 1)}
     assert argmax_links(torch.tensor([[0.5, 0.5]])) == {(0, 0)}
@@ -86,7 +84,7 @@ def test_links_by_hand() -> None:
 
 
 def test_links_need_a_single_map() -> None:
-    for make in (argmax_links, mutual_argmax_links, lambda w: threshold_links(w, 0.5)):
+    for make in (argmax_links, mutual_argmax_links):
         with pytest.raises(InputError, match="one map"):
             make(MAP[None])
 

@@ -61,13 +61,6 @@ class ImageFile(DataFile):
             return InvalidExample(location, "an image that cannot be read", str(error))
         return decode_image(data, location, limits)
 
-    def load_pixels(self, limits: ImageLimits = IMAGE_LIMITS) -> Pixels:
-        """The pixels ``(height, width, 3)``. Raises if it cannot be decoded."""
-        pixels = self.decode(limits=limits)
-        if isinstance(pixels, InvalidExample):
-            raise InputError(str(pixels))
-        return pixels
-
 
 class ImageFolder(archive.FileFolder[ImageFile]):
     """Images in a folder, by their path relative to it, or relative to ``table_folder``."""

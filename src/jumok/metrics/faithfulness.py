@@ -95,7 +95,7 @@ class Faithfulness:
         """Whether the highlight is faithful, in a few sentences."""
         result = min(self.shares, key=lambda at_share: abs(at_share.share - VERDICT_SHARE))
         removed, log_odds = result.comprehensiveness.probability, result.comprehensiveness.log_odds
-        kept = result.sufficiency.probability
+        sufficiency = result.sufficiency.probability
         digits = 2 if max(abs(removed.attended), abs(removed.random)) >= 0.095 else 3
         verdict = (
             f"Removing the {100 * result.share:g} % most attended words lowers the probability by "
@@ -110,8 +110,8 @@ class Faithfulness:
             )
         return (
             f"{verdict} If only these words are kept, the probability is "
-            f"{self.probability - kept.attended:.2f} instead of {self.probability:.2f}; for random words it "
-            f"is {self.probability - kept.random:.2f}."
+            f"{self.probability - sufficiency.attended:.2f} instead of {self.probability:.2f}; for random words it "
+            f"is {self.probability - sufficiency.random:.2f}."
         )
 
 

@@ -67,12 +67,6 @@ def argmax_links(weights: Tensor, *, min_weight: float = 0.0) -> AlignmentLinks:
     )
 
 
-def threshold_links(weights: Tensor, threshold: float) -> AlignmentLinks:
-    """Link all pairs with a weight of at least ``threshold``. A word may have several links, or none."""
-    _check_map(weights)
-    return frozenset((source, target) for target, source in (weights >= threshold).nonzero().tolist())
-
-
 def mutual_argmax_links(weights: Tensor) -> AlignmentLinks:
     """Link pairs with the largest weight of both the row and the column: few, but precise.
 

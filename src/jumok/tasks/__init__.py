@@ -15,10 +15,10 @@ example.
 
 ``task.py``
     The task (:class:`jumok.tasks.base.Task`), and ``build_task(run)``, which returns it. For labelled examples,
-    subclass :class:`jumok.tasks.supervised.SupervisedTask`, which also reads, splits and stores examples: dataclasses
-    with a field ``location``. For a fine-tuned BERT, subclass :class:`jumok.tasks.fine_tuning.BertTask`. The model is a
-    module with ``loss(batch)``, which returns a :class:`jumok.batches.tokens.Loss`. The batches come from
-    :mod:`jumok.data.batching`.
+    subclass :class:`jumok.tasks.supervised.SupervisedTask`, which also splits and stores examples: dataclasses with a
+    field ``location``, which a reader of :mod:`jumok.data.readers` yields. For a fine-tuned BERT, subclass
+    :class:`jumok.tasks.fine_tuning.BertTask`. The model, in :mod:`jumok.models`, is a module with ``loss(batch)``,
+    which returns a :class:`jumok.batches.tokens.Loss`. The batches come from :mod:`jumok.data.batching`.
 
 ``predictor.py``
     The prediction (:class:`jumok.tasks.base.Prediction`): a frozen dataclass with ``to_dict``, its JSON fields, and
@@ -29,7 +29,8 @@ example.
 
 ``api.py`` (optional)
     The requests and responses of the server (``TaskRequest``, ``TaskResponse``), and the service (``TaskService`` of
-    :mod:`jumok.tasks.api`) as ``SERVICE``. A response has the fields of ``Prediction.to_dict``.
+    :mod:`jumok.tasks.api`) as ``SERVICE``. A response has the fields of ``Prediction.to_dict``. For a form on the web
+    page of the server, add the endpoint to ``jumok/serve/static/tasks.js``.
 
 ``data.py``, ``metrics.py`` (optional)
     How examples are encoded; how predictions are scored, as an :class:`jumok.tasks.base.Evaluation`.

@@ -180,8 +180,9 @@ def test_flickr8k_with_tar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (example,) = skip_invalid(read_caption_examples("flickr8k", split="train"), "stop", SkippedExamples())
     assert example.image.location == f"{folder}/images.tar:images/b.png"
     assert example.image.read() == files["images/b.png"]
-    assert (example.image.load_pixels() == GREEN).all()
-    assert example.image.load_pixels().shape == (3, 5, 3)
+    pixels = example.image.decode()
+    assert (pixels == GREEN).all()
+    assert pixels.shape == (3, 5, 3)
     skipped = SkippedExamples()
     assert len(list(skip_invalid(read_caption_examples("flickr8k"), "skip", skipped))) == 2
     assert str(skipped) == f"1 skipped: 1 × a missing image (first: {folder}/captions.tsv.gz:5 c.png)"
@@ -375,8 +376,6 @@ def test_invalid_images(tmp_path: Path, data: bytes, reason: str) -> None:
     examples = file.decode("my.tsv:3 x.jpg")
     assert isinstance(examples, InvalidExample)
     assert (examples.location, examples.reason) == ("my.tsv:3 x.jpg", reason)
-    with pytest.raises(InputError, match=f"x.jpg: {reason}"):
-        ImageFile.from_path(tmp_path / "x.jpg").load_pixels()
 
 
 def test_pillow_warning_as_error() -> None:

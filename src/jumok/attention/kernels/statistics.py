@@ -168,8 +168,8 @@ def _top_kernel(
         allowed = compute_pair_mask(
             tl.full((1,), row, tl.int32), column, inside, key_mask_ptr, diagonal, window, CAUSAL, WINDOWED, HAS_KEY_MASK
         )
-        found = tl.where(allowed, tl.exp2(exponent)[None, :], -1.0)
-        weights = tl.where(slot[:, None] == n, found, weights)
+        block_weights = tl.where(allowed, tl.exp2(exponent)[None, :], -1.0)
+        weights = tl.where(slot[:, None] == n, block_weights, weights)
         starts = tl.where(slot == n, best * BK, starts)
     weights = tl.reshape(weights, (PADDED_K * BK,))
     column = tl.reshape(starts[:, None] + position[None, :], (PADDED_K * BK,))

@@ -27,7 +27,6 @@ scored. All other words, including relations, have None.
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -125,8 +124,7 @@ def draw_scenes(seed: int, count: int, language: Language = "en") -> Iterator[Sh
 def draw_scene(seed: int, index: int, language: Language = "en") -> ShapeScene:
     """Draw the scene with this index. It does not depend on other scenes."""
     _check_language(language)
-    # A digest makes neighbouring seeds independent.
-    rng = PortableGenerator(int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:16], "big"))
+    rng = PortableGenerator.from_key(f"{seed} {index}")
     shapes = _draw_shapes(rng)
     layout = _draw_layout(rng, [shape.radius for shape in shapes])
     pixels = draw_background(rng, IMAGE_SIZE)

@@ -8,9 +8,10 @@ pixel on either side. The x axis points right and the y axis points down.
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,11 @@ class PortableGenerator:
 
     def __init__(self, seed: int) -> None:
         self._bits = np.random.PCG64(seed)
+
+    @classmethod
+    def from_key(cls, key: str) -> Self:
+        """A generator seeded with a digest, which makes neighbouring keys independent."""
+        return cls(int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "big"))
 
     def uniform_array(self, low: float, high: float, shape: tuple[int, ...]) -> FloatArray:
         """Uniform numbers between two limits."""

@@ -16,7 +16,6 @@ numbers, styles and samples.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -122,13 +121,13 @@ def number_to_words(number: int) -> str:
 
 def synthesize_utterance(seed: int, index: int, sample_rate: int = 16000) -> SyntheticUtterance:
     """Synthesize the utterance with this index, with a random text and style."""
-    rng = _make_generator(f"{seed} {index}")
+    rng = PortableGenerator.from_key(f"{seed} {index}")
     return _synthesize(*_draw_text_and_style(rng), sample_rate, rng)
 
 
 def choose_text_and_style(seed: int, index: int) -> tuple[str, str]:
     """The text and the style of the utterance with this index, without synthesizing it."""
-    return _draw_text_and_style(_make_generator(f"{seed} {index}"))
+    return _draw_text_and_style(PortableGenerator.from_key(f"{seed} {index}"))
 
 
 def _draw_text_and_style(rng: PortableGenerator) -> tuple[str, str]:
@@ -141,13 +140,8 @@ def synthesize_text(text: str, style: str = "plain", *, seed: int = 0, sample_ra
     The seed determines the random variation of pitch and speed, and the noise.
     """
     return _synthesize(
-        " ".join(text.lower().split()), style, sample_rate, _make_generator(f"say {seed} {text} {style}")
+        " ".join(text.lower().split()), style, sample_rate, PortableGenerator.from_key(f"say {seed} {text} {style}")
     )
-
-
-def _make_generator(key: str) -> PortableGenerator:
-    """A generator seeded with a digest, which makes neighbouring seeds independent."""
-    return PortableGenerator(int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "big"))
 
 
 def _synthesize(text: str, style: str, sample_rate: int, rng: PortableGenerator) -> SyntheticUtterance:

@@ -243,7 +243,6 @@ def _supports_float32_output(dtype: torch.dtype, device: torch.device) -> bool:
     matrix, out = torch.ones(8, 8, dtype=dtype, device=device), torch.zeros(8, 8, device=device)
     try:
         torch.addmm(out, matrix, matrix, out_dtype=torch.float32, out=out)
-
     except (RuntimeError, TypeError):
         return False
     return True

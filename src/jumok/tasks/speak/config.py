@@ -44,14 +44,14 @@ class SpeechDataConfig(DataConfig):
 
     @property
     def columns(self) -> SpeechColumns:
-        named = {
+        columns = {
             "file": self.audio_column,
             "text": self.text_column,
             "speaker": self.speaker_column,
             "emotion": self.emotion_column,
         }
-        given = {name: column for name, column in named.items() if column is not None}
-        return SpeechColumns(**given, split=self.split_column, header=self.has_header)
+        named = {name: column for name, column in columns.items() if column is not None}
+        return SpeechColumns(**named, split=self.split_column, header=self.has_header)
 
 
 @dataclass(frozen=True)
