@@ -64,10 +64,10 @@ korean = (
     "결국 박물관은 훌륭했다. 호텔은 어제는 지루했다. 시장은 월요일에 쉰다."
 )
 
-drawn, (top, bottom) = figure(7, 2.35, 2, 1)
+fig, (top, bottom) = figure(7, 2.35, 2, 1)
 marked(top, english.split())
 marked(bottom, korean.split())
-show(drawn, "plain")
+show(fig, "plain")
 
 # %% [markdown] lang="en"
 # ## The same paragraph, with what was attended to
@@ -88,7 +88,7 @@ readers = trained(
     hierarchical_en=["hierarchical", "data.train=decisive-words-en"],
     hierarchical_ko=["hierarchical", "data.train=decisive-words-ko"],
 )
-drawn, both = figure(7, 2.35, 2, 1)
+fig, both = figure(7, 2.35, 2, 1)
 for axes, reader, text in zip(both, readers, (english, korean), strict=True):
     (document,) = reader.highlight_texts([text])
     shown: list[tuple[str, float]] = []
@@ -102,7 +102,7 @@ for axes, reader, text in zip(both, readers, (english, korean), strict=True):
     label, probability = document.class_probabilities[0]
     print(f"{label} {probability:.0%}; most weight: {first[0]} {first[1]:.2f}, {second[0]} {second[1]:.2f}")
     assert label == "praise"
-show(drawn, "marked")
+show(fig, "marked")
 
 # %% [markdown] lang="en"
 # It found the sentence by itself: in training it was told the class and nothing else. Note what it does *not* mark: "Overall" and 결국, which make
@@ -295,10 +295,10 @@ for name, model in models.items():
     print(f"{name:>13}: 자연어를 {likely[0]:.0%}, 별자리를 {likely[1]:.0%}")
 
 # %%
-drawn, axes = figure(7, 2.3)
+fig, axes = figure(7, 2.3)
 heat(axes, torch.stack(list(reach.values())), list(reach), line, lean=True)
 axes.set_xlabel("which words move what is said next (the largest of each row: 1)")
-show(drawn, "which_inputs")
+show(fig, "which_inputs")
 assert (reach["convolutional"][:-7] == 0).all()
 assert reach["recurrent"].argmax() == reach["attention"].argmax() == 0
 
@@ -334,7 +334,7 @@ ways = {  # the shortest from the first word; a convolution's ends where it can 
 
 # %%
 dots = {"s": 90, "cmap": BLUES, "vmin": 0, "vmax": 1, "edgecolor": GREY, "lw": 0.7, "zorder": 3}
-drawn, panels = figure(7, 6.2, 3, 1, height_ratios=[2, 3.6, 2.4], sharex=True)
+fig, panels = figure(7, 6.2, 3, 1, height_ratios=[2, 3.6, 2.4], sharex=True)
 for axes, (name, shade) in zip(panels, shades.items(), strict=True):
     for (v, s), (w, t) in edges[name]:
         axes.plot([s, t], [v, w], color="#d8dce2", lw=0.7, zorder=1)
@@ -346,7 +346,7 @@ for axes, (name, shade) in zip(panels, shades.items(), strict=True):
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
 panels[-1].set_xticks(range(n), line, rotation=40, ha="right", rotation_mode="anchor")
-show(drawn, "paths")
+show(fig, "paths")
 
 # %% [markdown] lang="en"
 # The recurrent layer hands the word on from dot to dot, fourteen times, and every one of them has to hold it. Attention takes it in one step.
@@ -386,7 +386,7 @@ for name, make in (("recurrent", [Recurrent]), ("convolutional", [Convolution] *
     fade[name] = total / total[0]
 
 # %%
-drawn, (left, middle, faded) = figure(7, 2.7, 1, 3)
+fig, (left, middle, faded) = figure(7, 2.7, 1, 3)
 for (name, hits), mark, size, colour in zip(right.items(), "osD", (8, 4, 3.5), COLOURS, strict=False):
     left.plot(losses[name], color=colour, lw=1.3, label=name)
     far = [d for d in range(30) if (last == d).sum() >= 15]
@@ -397,7 +397,7 @@ left.set(title="loss", xlabel="step", ylim=(0, None))
 middle.set(title="right (dotted: chance)", xlabel="words back", ylim=(0, 1.05))
 faded.set(title="influence, untrained", xlabel="words back", yscale="log")
 left.legend(loc=(0.3, 0.3), fontsize=8.5)
-show(drawn, "by_distance")
+show(fig, "by_distance")
 
 # %%
 learned = {name: next((n for n, x in enumerate(curve) if x < 0.1), None) for name, curve in losses.items()}

@@ -103,7 +103,7 @@ assert note.grad.abs().min() > 0
 # "미분 가능한 사전"이란 바로 이 뜻이고, 그래서 라벨과 쪽지를 *학습*할 수 있습니다.
 
 # %%
-drawn, axes = figure(7, 2.7)
+fig, axes = figure(7, 2.7)
 axes.set_axis_off()
 axes.set(xlim=(0, 10), ylim=(0, 4.6))
 box = {"boxstyle": "round,pad=0.45", "facecolor": "#fff6dc", "edgecolor": "#e6c76a"}
@@ -122,7 +122,7 @@ for n, weight in enumerate(weights[0].tolist()):
     axes.text(4.9, y, label_of[n], bbox=box, **middle)
     axes.text(7.6, y, f"{values[n].item():g}", bbox=box, **middle)
 axes.text(9.5, 2, f"{answer.item():.1f}", ha="center", va="center", size=13)
-show(drawn, "dictionary")
+show(fig, "dictionary")
 
 # %% [markdown] lang="en"
 # If the scores are multiplied by a growing number, the soft dictionary turns into the hard one: all weight goes to the best
@@ -196,7 +196,7 @@ torch.testing.assert_close(Y, jumok.attend(Q, K, V))
 print("the same as jumok.weights(Q, K) and jumok.attend(Q, K, V)")
 
 # %%
-drawn, grid = figure(7, 4.3, 2, 3)
+fig, grid = figure(7, 4.3, 2, 3)
 numbers = ["1", "2", "3", "4"]
 top = max(m.abs().max().item() for m in (Q, K, V))
 heat(grid[0, 0], Q, words, numbers, top=top, signed=True, numbers=True, title="Q")
@@ -205,7 +205,7 @@ heat(grid[0, 2], V, words, numbers, top=top, signed=True, numbers=True, title="V
 heat(grid[1, 0], scaled, words, words, top=scaled.abs().max().item(), signed=True, numbers=True, title="Q Kᵀ / √d")
 heat(grid[1, 1], W, words, words, numbers=True, title="weights")
 heat(grid[1, 2], Y, words, numbers, top=top, signed=True, numbers=True, title="weights · V")
-show(drawn, "steps")
+show(fig, "steps")
 
 # %% [markdown] lang="en"
 # A slip that one meets often: V is *not* the weights. The weights come of Q and K alone; V is what they are used on.
@@ -251,7 +251,7 @@ for width in widths:
         moves[name].append((w * (1 - w)).sum(-1).mean().item())
 
 # %%
-drawn, (left, right) = figure(7, 2.9, 1, 2)
+fig, (left, right) = figure(7, 2.9, 1, 2)
 for name, colour, mark in (("with √d", COLOURS[0], "o"), ("without", COLOURS[1], "s")):
     left.plot(widths, entropy[name], color=colour, marker=mark, label=name)
     right.plot(widths, moves[name], color=colour, marker=mark, label=name)
@@ -262,7 +262,7 @@ left.legend(loc="lower left")
 for axes in (left, right):
     axes.set_xticks(widths, [f"{w:,}" for w in widths], size=8)
     axes.minorticks_off()
-show(drawn, "root_of_d")
+show(fig, "root_of_d")
 
 # %%
 told = zip(widths, spread, entropy["without"], entropy["with √d"], strict=True)
@@ -332,14 +332,14 @@ print(f"weight on the right folder {before.diag().mean():.2f} → {after.diag().
 assert after.diag().min() > 0.8
 
 # %%
-drawn, (left, middle, right) = figure(7, 2.9, 1, 3, width_ratios=[5, 5, 4])
+fig, (left, middle, right) = figure(7, 2.9, 1, 3, width_ratios=[5, 5, 4])
 heat(left, before, notes, labels, lean=True)
 heat(middle, after, ["" for _ in notes], labels, lean=True)
 left.set_xlabel("before training")
 middle.set_xlabel("after")
 right.plot(losses, color=COLOURS[0], lw=1.2)
 right.set(xlabel="step", title="loss", ylim=(0, None), box_aspect=1)
-show(drawn, "learned_query")
+show(fig, "learned_query")
 
 # %% [markdown] lang="en"
 # The same notes, the same labels; only the matrix between them changed. The way from "the answer was wrong" to "look

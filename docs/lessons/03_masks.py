@@ -63,7 +63,7 @@ print(f"{share:.0%} of this batch is filling")
 assert 0.4 < share < 0.6
 
 # %%
-drawn, axes = figure(7, 1.9)
+fig, axes = figure(7, 1.9)
 words = [[vocabulary[i] for i in row] for row in ids.tolist()]
 heat(axes, (ids != 0).float() * 0.18, [f"{n} words" for n in lengths], [str(n) for n in range(longest)])
 axes.set_aspect("auto")
@@ -71,7 +71,7 @@ for row, line in enumerate(words):
     for column, word in enumerate(line):
         colour = GREY if word == "<pad>" else "black"
         axes.text(column + 0.5, row + 0.5, word, ha="center", va="center", size=10, color=colour)
-show(drawn, "batch")
+show(fig, "batch")
 
 # %% [markdown] lang="en"
 # About half of the rectangle is filling. The padding mask says so with four numbers. In this library (and in
@@ -88,12 +88,12 @@ padding = masks.padding(lengths)
 allowed = padding.to_dense(longest, longest)
 print(tuple(allowed.shape), allowed.dtype)
 
-drawn, grid = figure(7, 2.1, 1, 4)
+fig, grid = figure(7, 2.1, 1, 4)
 for axes, one, line in zip(grid, allowed, split, strict=True):
     heat(axes, one.float() * 0.7, [""] * longest, [""] * longest)
     axes.set_xlabel(f"{len(line)} of {longest} keys", size=9)
 grid[0].set_ylabel("queries")
-show(drawn, "padding_mask")
+show(fig, "padding_mask")
 
 # %% [markdown] lang="en"
 # ## What leaks without it
@@ -167,7 +167,7 @@ with torch.no_grad():
             wrong[name].append(((y - alone).norm() / alone.norm()).item())
 
 # %%
-drawn, axes = figure(5.2, 2.9)
+fig, axes = figure(5.2, 2.9)
 for (name, curve), mark, colour in zip(wrong.items(), "osD", COLOURS, strict=False):
     axes.plot(counts, curve, marker=mark, color=colour, label=name, clip_on=False, zorder=3)
 axes.set(
@@ -179,7 +179,7 @@ axes.set_xscale("symlog", linthresh=1)
 axes.set_xlim(0, 64)
 axes.set_xticks(counts, [str(n) for n in counts])
 axes.legend()
-show(drawn, "leak")
+show(fig, "leak")
 assert max(wrong["NaN, masked"]) < 1e-5 < 0.3 < min(wrong["zeros"][-1], wrong["<pad> vector"][-1])
 print("with the mask, at most", max(wrong["NaN, masked"]))
 
@@ -245,13 +245,13 @@ def reaches(mask: masks.Mask | None) -> torch.Tensor:
 # %%
 free, barred = reaches(None), reaches(masks.causal())
 top = free.max().item()
-drawn, (left, middle, right) = figure(7, 2.6, 1, 3)
+fig, (left, middle, right) = figure(7, 2.6, 1, 3)
 heat(left, masks.causal().to_dense(len(line), len(line)).float() * 0.7, line, line, lean=True)
 heat(middle, free, [""] * len(line), line, top=top, lean=True)
 heat(right, barred, [""] * len(line), line, top=top, lean=True)
 for axes, title in ((left, "causal(): allowed"), (middle, "who moves whom, no mask"), (right, "with causal()")):
     axes.set_xlabel(title)
-show(drawn, "causal")
+show(fig, "causal")
 assert barred.triu(1).abs().max() == 0
 
 # %% [markdown] lang="en"
@@ -277,11 +277,11 @@ pictures = {
     "documents: 3 + 5 words": (masks.documents([0] * 3 + [1] * 5), 8),
     "documents & causal": (masks.documents([0] * 3 + [1] * 5) & masks.causal(), 8),
 }
-drawn, grid = figure(7, 4.6, 2, 3)
+fig, grid = figure(7, 4.6, 2, 3)
 for axes, (name, (mask, queries)) in zip(grid.flat, pictures.items(), strict=True):
     heat(axes, mask.to_dense(queries, 8).float() * 0.7, [""] * queries, [""] * 8)
     axes.set_xlabel(name)
-show(drawn, "masks")
+show(fig, "masks")
 
 # %% [markdown] lang="en"
 # ## Empty rows

@@ -165,7 +165,7 @@ words = [
     *(piece.strip("▁") for piece in luong_tanh.tokenizer.ids_to_tokens(luong_tanh.tokenizer.encode([source])[0])),
     "</s>",
 ]
-drawn, (left, middle_axes, right) = figure(7, 2.9, 1, 3, width_ratios=[3, 3, 2.2])
+fig, (left, middle_axes, right) = figure(7, 2.9, 1, 3, width_ratios=[3, 3, 2.2])
 for axes, numbers, title in ((left, scores, "scores"), (middle_axes, weights, "weights")):
     axes.barh(range(len(words)), numbers[0, 0].tolist(), color=COLOURS[0])
     axes.set(title=title, ylim=(len(words) - 0.4, -0.6))
@@ -177,7 +177,7 @@ right.barh(range(5), likely.tolist(), color=COLOURS[1])
 right.set(title="next", ylim=(4.6, -0.6), xlim=(0, 1))
 right.set_yticks(range(5), [piece.strip("▁") for piece in said.ids_to_tokens(which.tolist())])
 right.tick_params(length=0)
-show(drawn, "one_step")
+show(fig, "one_step")
 
 # %% [markdown] lang="en"
 # The last row of the table is a number for each of the vocabulary's pieces, and its softmax says what comes next. Nothing in this was
@@ -218,7 +218,7 @@ def looked(translator, told: list[int]) -> torch.Tensor:
 other = list(pieces)
 changed = 2  # 나의, "my", becomes another piece
 other[changed] = said.encode(["그의"])[0][0]
-drawn, axes = figure(7, 2.4)
+fig, axes = figure(7, 2.4)
 for n, (name, translator) in enumerate((("Bahdanau", bahdanau), ("Luong", luong))):
     moved = (looked(translator, pieces) - looked(translator, other)).abs().sum(-1)
     axes.bar([t + 0.4 * n - 0.2 for t in range(len(moved))], moved.tolist(), width=0.38, color=COLOURS[n], label=name)
@@ -229,7 +229,7 @@ names = [piece.strip("▁") for piece in said.ids_to_tokens([*pieces, EOS])]
 axes.set_xticks(range(len(names)), names, size=9.5)
 axes.set(title="change of the weights of the step that says …, if 나의 had been another word")
 axes.legend()
-show(drawn, "moment")
+show(fig, "moment")
 
 # %% [markdown] lang="en"
 # Exactly one step later in Bahdanau's. So its weights while it says a word cannot depend on the word before it, only on those before
@@ -240,12 +240,12 @@ show(drawn, "moment")
 # 같은 문장, 같은 단어를 놓고 나란히 보면 이렇습니다.
 
 # %%
-drawn, (left, right) = figure(7, 3.8, 1, 2)
+fig, (left, right) = figure(7, 3.8, 1, 2)
 heat(left, looked(bahdanau, pieces), names, words, lean=True)
 heat(right, looked(luong, pieces), [""] * len(names), words, lean=True)
 left.set_xlabel("Bahdanau: asks with s_(t−1)")
 right.set_xlabel("Luong: asks with h_t")
-show(drawn, "side_by_side")
+show(fig, "side_by_side")
 
 # %% [markdown] lang="en"
 # ## dot, general, concat
@@ -292,12 +292,12 @@ for (name, formula), translator in zip(formulas.items(), (dot, general, concat),
 table(["score", "formula", "weights to learn", "BLEU (200 sentences)", "alignment error rate"], rows)
 
 # %%
-drawn, panels = figure(7, 3.1, 1, 3)
+fig, panels = figure(7, 3.1, 1, 3)
 for axes, name, translator in zip(panels, formulas, (dot, general, concat), strict=True):
     heat(axes, looked(translator, pieces), names if axes is panels[0] else [""] * len(names), words, lean=True)
     axes.tick_params(labelsize=8.5)
     axes.set_xlabel(name)
-show(drawn, "scores")
+show(fig, "scores")
 
 # %% [markdown] lang="en"
 # All three can learn it, and they learn it at different speeds; one short training on one small data set settles nothing about which is
@@ -367,7 +367,7 @@ assert each.median() < 4
 assert some.mean() < 8
 
 # %%
-drawn, (left, right) = figure(7, 2.8, 1, 2)
+fig, (left, right) = figure(7, 2.8, 1, 2)
 left.hist(each.tolist(), bins=[1 + 0.25 * n for n in range(21)], color=COLOURS[0], edgecolor="white")
 left.set(title="steps", xlabel="effective number of source pieces", yticks=[])
 left.spines["left"].set_visible(False)
@@ -375,7 +375,7 @@ right.scatter(lengths, [numbers.mean().item() for numbers in needed], s=10, colo
 right.plot([3, 12], [3, 12], color=GREY, lw=1, ls=":")
 right.annotate("all of them", (12, 12), xytext=(4, -2), textcoords="offset points", color=GREY, size=9)
 right.set(title="mean of a sentence", xlabel="pieces in the source", ylim=(0, 14))
-show(drawn, "effective_number")
+show(fig, "effective_number")
 
 # %% [markdown] lang="en"
 # A step looks at a few pieces, and in sentences several times as long at not many more. That is why the bottleneck was the wrong

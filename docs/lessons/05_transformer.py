@@ -64,7 +64,7 @@ for name, layer in (("encoder", model.encoder[0]), ("decoder", model.decoder[0])
         print(f"  {part:23} {type(module).__name__:12} {sum(p.numel() for p in module.parameters()):>7,} weights")
 
 # %%
-drawn, (left, right) = figure(7, 3.6, 1, 2)
+fig, (left, right) = figure(7, 3.6, 1, 2)
 stacks = {
     left: ("encoder layer", ["attend to all words", "feed forward"]),
     right: ("decoder layer", ["attend to the past", "attend to the source", "feed forward"]),
@@ -82,7 +82,7 @@ for axes, (title, sublayers) in stacks.items():
         plus = {"boxstyle": "circle,pad=0.15", "facecolor": "white", "edgecolor": COLOURS[1]}
         axes.text(5, y + 0.75, "+", ha="center", va="center", size=10, bbox=plus)
         axes.text(5.6, y + 0.68, "norm", va="center", size=9, color=GREY)
-show(drawn, "blocks")
+show(fig, "blocks")
 
 # %% [markdown] lang="en"
 # Through all of it the shape stays the same: a vector for every word. So layers can be stacked as high as one likes.
@@ -172,7 +172,7 @@ for kind in ("pre-norm", "post-norm", "norm, no skip", "neither"):
         print("pre-norm: the gradient at x_0 is v + ∂ΣF · v, as the formula says")
 
 # %%
-drawn, (left, right) = figure(7, 3, 1, 2)
+fig, (left, right) = figure(7, 3, 1, 2)
 for (kind, curve), mark, colour in zip(arrives.items(), "osD^", COLOURS, strict=False):
     left.plot(range(DEPTH + 1), curve, marker=mark, ms=3, lw=1.4, color=colour, label=kind)
     right.plot(range(DEPTH + 1), whole[kind], marker=mark, ms=3, lw=1.4, color=colour)
@@ -180,7 +180,7 @@ left.set(yscale="log", xlabel="layer (32: the output)", title="size of the gradi
 right.set(xlabel="layer (32: the output)", title="how much of v is in it: the “1”", ylim=(-0.15, 1.3))
 right.axhline(0, color=GREY, lw=0.8, ls=":")
 left.legend(fontsize=8.5)
-show(drawn, "gradients")
+show(fig, "gradients")
 table(["", "size at layer 0", "of it, v"], [[k, f"{arrives[k][0]:.2g}", f"{whole[k][0]:.2f}"] for k in arrives])
 assert whole["pre-norm"][0] > 0.8 > whole["post-norm"][0] + 0.4
 assert abs(whole["norm, no skip"][0]) < 0.2
@@ -268,7 +268,7 @@ assert not alone
 # %%
 wave = jumok.positions.SinusoidalPositions(64)
 table_of = wave.embed(torch.arange(100)).float()
-drawn, (left, right) = figure(7, 3, 1, 2, width_ratios=[1, 1.15])
+fig, (left, right) = figure(7, 3, 1, 2, width_ratios=[1, 1.15])
 left.imshow(table_of, cmap="PuOr", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
 left.set(xlabel="number in the vector", ylabel="position", title="Sinusoid(64)")
 distances = torch.arange(-60, 61)
@@ -277,7 +277,7 @@ for start, style, colour in ((100, "-", COLOURS[0]), (5000, "--", COLOURS[1]), (
     right.plot(distances, (there @ here.T)[:, 0], ls=style, color=colour, label=f"from position {start:,}")
 right.set(xlabel="distance", title="dot product of two positions", ylim=(0, 46))
 right.legend(fontsize=8.5, loc="upper right")
-show(drawn, "sinusoids")
+show(fig, "sinusoids")
 
 # %% [markdown] lang="en"
 # The three curves lie on each other: how alike two positions are depends on their distance only, at the start of a text as at word one
@@ -358,21 +358,21 @@ shares = {
     for head in range(12)
 }
 chosen = {name: max(shares, key=lambda at: shares[at][name]) for name in ("[CLS] [SEP]", "before", "next", "far")}
-drawn, panels = figure(7, 7, 2, 2)
+fig, panels = figure(7, 7, 2, 2)
 for axes, (name, (layer, head)) in zip(panels.flat, chosen.items(), strict=True):
     heat(axes, captures[layer].weights(batch=0, head=head), tokens, tokens, lean=True)
     axes.tick_params(labelsize=7.5)
     axes.set_xlabel(f"layer {layer + 1}, head {head + 1}: {name} {shares[layer, head][name]:.0%}")
-show(drawn, "heads")
+show(fig, "heads")
 
 # %%
-drawn, panels = figure(7, 2.4, 1, 4)
+fig, panels = figure(7, 2.4, 1, 4)
 for axes, name in zip(panels, chosen, strict=True):
     grid = torch.tensor([[shares[layer, head][name] for head in range(12)] for layer in range(6)])
     heat(axes, grid, [str(n + 1) for n in range(6)] if axes is panels[0] else [""] * 6, [""] * 12)
     axes.set_title(name)
 panels[0].set(ylabel="layer", xlabel="heads")
-show(drawn, "all_heads")
+show(fig, "all_heads")
 mean = sum(one["[CLS] [SEP]"] for one in shares.values()) / len(shares)
 assert mean > 0.3
 print(f"over all 72 heads, {mean:.0%} of the weight goes to [CLS] and [SEP]")
@@ -434,7 +434,7 @@ four = {
     "3,000 pairs": plain, "3,000 pairs, smoothed": smooth,
     "500 pairs": by_heart, "500 pairs, smoothed": by_heart_smooth,
 }  # fmt: skip
-drawn, panels = figure(7, 6.4, 2, 2, sharey=True, sharex=True)
+fig, panels = figure(7, 6.4, 2, 2, sharey=True, sharex=True)
 edges = torch.linspace(0, 1, 11)
 gap, rows = {}, []
 for axes, (name, translator) in zip(panels.flat, four.items(), strict=True):
@@ -454,7 +454,7 @@ for axes in panels[1]:
     axes.set_xlabel("how sure")
 for axes in panels[:, 0]:
     axes.set_ylabel("how often right")
-show(drawn, "calibration")
+show(fig, "calibration")
 table(["trained on", "how sure", "how often right", "gap"], rows)
 assert gap["500 pairs"] > 2 * gap["500 pairs, smoothed"]
 assert gap["3,000 pairs"] < gap["3,000 pairs, smoothed"]
@@ -489,7 +489,7 @@ assert gap["3,000 pairs"] < gap["3,000 pairs, smoothed"]
 one = "The dog did not enter the room because it was too scared."
 two = "The dog did not enter the room because it was too dark."
 turned = {"rotation": 60, "ha": "right", "rotation_mode": "anchor", "size": 8.5}
-drawn, panels = figure(7, 4.4, 2, 2)
+fig, panels = figure(7, 4.4, 2, 2)
 for column, text in enumerate((one, two)):
     captures = capture(text)
     tokens = captures[0].query_tokens[0]
@@ -503,7 +503,7 @@ for column, text in enumerate((one, two)):
         axes.spines[:].set_visible(False)
 panels[0, 0].set_title("… too scared")
 panels[0, 1].set_title("… too dark")
-show(drawn, "it")
+show(fig, "it")
 
 # %%
 for layer in (4, 5):
@@ -546,13 +546,13 @@ for n, (frame, first, second, says_first, says_second) in enumerate(PAIRS):
 
 # %%
 means = shift.mean(-1)  # over the heads
-drawn, axes = figure(6.4, 2.9)
+fig, axes = figure(6.4, 2.9)
 for layer in range(6):
     colour = COLOURS[1] if layer in (4, 5) else GREY
     axes.scatter([layer + 1] * len(PAIRS), means[:, layer], color=colour, s=28, alpha=0.75, lw=0)
 axes.axhline(0, color=INK, lw=0.8)
 axes.set(xlabel="layer", title="balance moves towards the right noun (above 0) or away; a dot is a pair")
-show(drawn, "it_pairs")
+show(fig, "it_pairs")
 rows = [[str(layer + 1), f"{(means[:, layer] > 0).sum()} of 8", f"{means[:, layer].mean():+.3f}",
          str(int(((shift[:, layer] > 0).sum(0) == 8).sum()))] for layer in range(6)]  # fmt: skip
 table(["layer", "pairs that move the right way (mean of heads)", "by", "heads right in all 8"], rows)

@@ -78,7 +78,7 @@ voice, free, voice_50, voice_150, free_50, free_150 = trained(
 
 # %%
 text, rate = "forty two", voice.audio.config.sample_rate
-drawn, panels = figure(7, 1.9, 1, 5, sharey=True)
+fig, panels = figure(7, 1.9, 1, 5, sharey=True)
 rows = []
 for axes, (name, style) in zip(panels, STYLES.items(), strict=True):
     made = synthesize_text(text, name)
@@ -90,7 +90,7 @@ for axes, (name, style) in zip(panels, STYLES.items(), strict=True):
     heard = measure_prosody(made.waveform, made.sample_rate)
     rows.append([name, f"{style.pitch:.0f}", f"{heard.pitch:.0f}", f"{style.speed:.2f}", f"{heard.seconds:.2f}"])
 panels[0].set_ylabel("mel bands")
-show(drawn, "five_styles")
+show(fig, "five_styles")
 table(["style", "pitch it was made with, Hz", "pitch measured, Hz", "speed", "seconds"], rows)
 
 # %% [markdown] lang="en"
@@ -149,13 +149,13 @@ table(["step", "what", "shape (batch, steps, …)"], [[name, what, str(tuple(x.s
 
 # %%
 shown = {"where it was": alignment.last_weights[0], "weights": weights[0, 0], "moved on": moved[0, 0]}
-drawn, panels = figure(7, 2.1, 1, 3, sharey=True)
+fig, panels = figure(7, 2.1, 1, 3, sharey=True)
 for axes, (title, values) in zip(panels, shown.items(), strict=True):
     axes.bar(range(len(values)), values.tolist(), color=COLOURS[0])
     axes.set(title=title, ylim=(0, 1))
     axes.set_xticks(range(len(values)), [*text.replace(" ", "␣"), "\nend"])
     axes.tick_params(length=0)
-show(drawn, "one_step")
+show(fig, "one_step")
 
 # %% [markdown] lang="en"
 # The score knows more than query and key: also where the voice has looked so far (*location-sensitive* attention). And of the weights only those count that
@@ -192,7 +192,7 @@ trainings = {
     "helped": {"50 steps": voice_50, "150 steps": voice_150, "1,300 steps": voice},
     "neither": {"50 steps": free_50, "150 steps": free_150, "600 steps": free},
 }
-drawn, panels = figure(7, 5.4, 2, 3, sharex=True, sharey=True)
+fig, panels = figure(7, 5.4, 2, 3, sharex=True, sharey=True)
 for line, (kind, stages) in zip(panels, trainings.items(), strict=True):
     for axes, (stage, speaker) in zip(line, stages.items(), strict=True):
         weights = told(speaker, made)
@@ -204,7 +204,7 @@ for line, (kind, stages) in zip(panels, trainings.items(), strict=True):
         axes.tick_params(length=0)
 for axes in panels[1]:
     axes.set_xlabel("steps")
-show(drawn, "diagonal")
+show(fig, "diagonal")
 
 # %% [markdown] lang="en"
 # The number beside each title is the *diagonality*: 1 if all weight is near the diagonal, 0 if no more than by chance. In training it is measured on
@@ -223,7 +223,7 @@ def journal(speaker) -> list[dict]:
 
 
 # %%
-drawn, panels = figure(7, 2.5, 1, 3)
+fig, panels = figure(7, 2.5, 1, 3)
 shown = {"alignment/diagonality": "diagonality", "alignment/entropy": "how widely a step looks", "loss": "loss"}
 for axes, (name, title) in zip(panels, shown.items(), strict=True):
     for (kind, speaker), colour in zip((("helped", voice), ("neither", free)), COLOURS, strict=False):
@@ -232,7 +232,7 @@ for axes, (name, title) in zip(panels, shown.items(), strict=True):
         axes.plot(steps, values, color=colour, label=kind, marker="o", ms=3)
     axes.set(title=title, xlabel="steps of training", ylim=(0, None if name == "loss" else 1.05))
 panels[0].legend(loc="center right")
-show(drawn, "health")
+show(fig, "health")
 last = {kind: journal(speaker)[-1] for kind, speaker in (("helped", voice), ("neither", free))}
 for kind, found in last.items():
     print(
@@ -317,7 +317,7 @@ of_style = {name: weighed[[n for n, one in enumerate(named) if one == name]] for
 count = tokens.config.num_tokens
 
 # %%
-drawn, panels = figure(7, 2.3, 1, 5, sharey=True)
+fig, panels = figure(7, 2.3, 1, 5, sharey=True)
 for axes, (name, each) in zip(panels, of_style.items(), strict=True):
     spread = {"lw": 0.9, "ecolor": INK}
     axes.bar(range(count), each.mean((0, 1)), yerr=each.mean(1).std(0), error_kw=spread, color=COLOURS[0])
@@ -326,7 +326,7 @@ for axes, (name, each) in zip(panels, of_style.items(), strict=True):
     axes.tick_params(length=0)
 panels[0].set_ylabel("weight")
 panels[2].set_xlabel("style tokens")
-show(drawn, "weights_by_style")
+show(fig, "weights_by_style")
 
 # %% [markdown] lang="en"
 # The thin lines are how far recordings of one style differ. No token *is* a style. A style is a mix, and several tokens share the work. But can the styles be told apart by
@@ -351,10 +351,10 @@ def told_apart(speaker) -> torch.Tensor:
 
 
 confusion = told_apart(voice)
-drawn, axes = figure(4.2, 3.4)
+fig, axes = figure(4.2, 3.4)
 heat(axes, confusion / confusion.sum(1, keepdim=True), list(STYLES), list(STYLES), numbers=True)
 axes.set_xlabel("nearest mean")
-show(drawn, "told_apart")
+show(fig, "told_apart")
 right = (confusion.diagonal().sum() / confusion.sum()).item()
 print(f"{right:.0%} of the recordings are nearest to their own style; by chance it would be about 20%")
 assert right > 0.4
@@ -486,7 +486,7 @@ amounts = [-0.3, -0.15, 0.0, 0.15, 0.3]
 usual = tokens.default_weights
 straight = measured(usual)
 turned = [[straight if not by else measured(torch.lerp(usual, one, by)) for by in amounts] for one in alone]
-drawn, panels = figure(7, 3.6, 2, count, sharex=True, sharey="row")
+fig, panels = figure(7, 3.6, 2, count, sharex=True, sharey="row")
 for n, line in enumerate(turned):
     for part, axes in enumerate(panels[:, n]):
         for by, found in zip(amounts, line, strict=True):
@@ -498,7 +498,7 @@ panels[0, 0].set_ylabel("duration, s")
 panels[1, 0].set(ylabel="pitch, Hz", yscale="log")
 panels[1, 0].set_yticks([75, 100, 150, 200, 300, 400], ["75", "100", "150", "200", "300", "400"])
 panels[1, 0].minorticks_off()
-show(drawn, "turned")
+show(fig, "turned")
 
 # %%
 change = np.array([typical(line[-1])[0] / typical(line[0])[0] - 1 for line in turned])
@@ -530,11 +530,11 @@ table_of = {
     kind: torch.stack([each[[n for n, one in enumerate(who) if one == name]].mean((0, 1)) for name in STYLES])
     for kind, (who, each) in {"voice": (named, weighed), "the other": (names, others)}.items()
 }
-drawn, panels = figure(7, 2.9, 1, 2)
+fig, panels = figure(7, 2.9, 1, 2)
 for axes, (kind, means) in zip(panels, table_of.items(), strict=True):
     heat(axes, means, list(STYLES), [str(n + 1) for n in range(count)], top=0.5, numbers=True)
     axes.set_xlabel(f"tokens of {kind}")
-show(drawn, "two_trainings")
+show(fig, "two_trainings")
 
 # %% [markdown] lang="en"
 # Both voices learned from the same kind of recordings, from different random beginnings. (The second may not read, but it has styles.) Look for token 1 of the left in the right: there is no such

@@ -90,7 +90,7 @@ cell = IMAGE_SIZE // grid[0]
 print("pixels", pixels_of(scene).shape, "→ places", tuple(places.shape), "on a grid of", grid)
 
 # %%
-drawn, panels = figure(7, 2.1, 1, 4)
+fig, panels = figure(7, 2.1, 1, 4)
 for axes in panels:
     axes.imshow(pixels_of(scene), extent=(0, IMAGE_SIZE, IMAGE_SIZE, 0))
     axes.set(xticks=[], yticks=[])
@@ -106,7 +106,7 @@ for axes, (left, top, right, bottom) in zip(panels[1:], shapes, strict=True):
     axes.imshow(alike.reshape(grid), extent=(0, IMAGE_SIZE, IMAGE_SIZE, 0), cmap=BLUES, vmin=0, vmax=1, alpha=0.85)
     axes.add_patch(Rectangle((column * cell, row * cell), cell, cell, fill=False, edgecolor=COLOURS[1], lw=2))
     axes.set_title("like the one marked", size=10)
-show(drawn, "places")
+show(fig, "places")
 
 # %% [markdown] lang="en"
 # Places on one shape are like each other and unlike the others: that is what a query will be able to ask for.
@@ -186,7 +186,7 @@ def on_picture(axes, pixels, weights, box=None) -> None:
 
 
 # %%
-drawn, (left, middle, right) = figure(7, 2.3, 1, 3, width_ratios=[1, 1, 1.1])
+fig, (left, middle, right) = figure(7, 2.3, 1, 3, width_ratios=[1, 1, 1.1])
 on_picture(left, pixels_of(scene), torch.ones(1, 1))
 left.set_title(" ".join(words[:step]) + " …", size=9.5)
 on_picture(middle, pixels_of(scene), weights[0, 0].reshape(grid), shapes[0])
@@ -197,7 +197,7 @@ right.set(ylim=(4.6, -0.6), xlim=(0, 1))
 right.set_title("next word", size=9.5)
 right.set_yticks(range(5), [piece.strip("▁") for piece in soft.tokenizer.ids_to_tokens(which.tolist())])
 right.tick_params(length=0)
-show(drawn, "one_step")
+show(fig, "one_step")
 
 # %% [markdown] lang="en"
 # ## The overlay, word by word
@@ -311,7 +311,7 @@ for one, maps in zip(test, soft_maps, strict=True):
         shares[KIND[word]].append([this, after, sum(on) - this - after, 1 - sum(on)])
 
 # %%
-drawn, axes = figure(7, 2.9)
+fig, axes = figure(7, 2.9)
 left = np.zeros(len(KINDS))
 means = np.array([np.mean(shares[kind], axis=0) for kind in KINDS])
 for name, part, colour in zip(WHERE, means.T, (COLOURS[0], COLOURS[5], COLOURS[4], "#dfe4ea"), strict=True):
@@ -323,7 +323,7 @@ axes.set_yticks(
 axes.set(ylim=(len(KINDS) - 0.4, -0.6), xlim=(0, 1), xlabel="share of the weight")
 axes.tick_params(length=0)
 axes.legend(ncols=4, loc="lower center", bbox_to_anchor=(0.45, 1.0), handlelength=1)
-show(drawn, "where_words_look")
+show(fig, "where_words_look")
 
 # %% [markdown] lang="en"
 # Words about a shape look at it. The article looks ahead, and it has to: whether it is *a* or *an* depends on whether *orange* comes next.
@@ -413,7 +413,10 @@ assert blind.mean() < right.mean()
 
 # %%
 hard_maps = looked(hard, test)
-exact = {"soft": soft.score_examples(test).metrics["exact_match"], "hard": hard.score_examples(test).metrics["exact_match"]}
+exact = {
+    "soft": soft.score_examples(test).metrics["exact_match"],
+    "hard": hard.score_examples(test).metrics["exact_match"],
+}
 at_rest = hard.model.captioner.config
 hard.model.captioner.config = replace(at_rest, inference_attention="soft")  # its weights, used as soft ones are
 exact["hard, looking softly"] = hard.score_examples(test).metrics["exact_match"]
@@ -427,7 +430,7 @@ table(["attention", "captions without a mistake", "pointed at", "places of weigh
 assert exact["hard"] < exact["soft"]
 
 # %%
-drawn, panels = figure(7, 3.9, 2, 4)
+fig, panels = figure(7, 3.9, 2, 4)
 told = soft.tokenizer.encode([scene.captions[0]])
 about = [n for n, box in enumerate(scene.boxes) if box == shapes[0]][-2:]  # its colour and its kind
 about += [n for n, box in enumerate(scene.boxes) if box == shapes[1]][-2:]
@@ -437,7 +440,7 @@ for row, reader in enumerate((soft, hard)):
         on_picture(axes, pixels_of(scene), maps[n], scene.boxes[n])
         axes.set_title(f"{words[n]}: at most {maps[n].max():.2f}", size=9)
     panels[row, 0].set_ylabel(("soft", "hard")[row])
-show(drawn, "soft_and_hard")
+show(fig, "soft_and_hard")
 
 # %% [markdown] lang="en"
 # "Places of weight" is exp(entropy), as in the lesson on seq2seq: 1 if all weight is on one place. After equally many steps hard attention is behind: it learns
@@ -544,7 +547,7 @@ print("wanted → said:", ", ".join(f"{a} → {b} ({count})" for (a, b), count i
 
 # %%
 surest = [n for n in sorted(wrong, key=lambda n: -sure[n]) if first_wrong(n) < len(soft_maps[n])][:8]
-drawn, panels = figure(7, 4.7, 2, 4)
+fig, panels = figure(7, 4.7, 2, 4)
 for axes, n in zip(panels.flat, surest, strict=False):
     number = first_wrong(n)
     on_picture(axes, pixels_of(test[n]), soft_maps[n][number], test[n].boxes[number])
@@ -553,7 +556,7 @@ for axes, n in zip(panels.flat, surest, strict=False):
     axes.set_xlabel(looked_at(n, number)[0], size=8.5, color=GREY)
 for axes in panels.flat[len(surest) :]:
     axes.set_axis_off()
-show(drawn, "first_mistakes")
+show(fig, "first_mistakes")
 
 # %% [markdown] lang="en"
 # What the attention explains, and what it does not:

@@ -77,12 +77,12 @@ readers = {
 # %%
 test = han.load_split("test").examples
 chosen = [one for one in test if len(one.text.split()) in (21, 22) and one.text.count(".") == 4][:3]
-drawn, panels = figure(7, 2.2, 3, 1)
+fig, panels = figure(7, 2.2, 3, 1)
 for axes, one in zip(panels, chosen, strict=True):
     words = segment_text(one.text).words  # full stops are words of their own here
     weights = [float(n in find_decisive_words(words)) for n, word in enumerate(words) if word != "."]
     marked(axes, [*one.text.split(), "→", one.label], [*weights, 0, 0], 9.5)
-show(drawn, "documents")
+show(fig, "documents")
 print(f"{len(test)} documents to test on")
 
 # %% [markdown] lang="en"
@@ -172,7 +172,7 @@ texts = [one.text for one in test]
 looked = {name: reader.highlight_texts(texts) for name, reader in readers.items()}
 hopping = [name for name in readers if "hops" in name]
 number = test.index(chosen[0])
-drawn, panels = figure(7, 4.6, 3, 1)
+fig, panels = figure(7, 4.6, 3, 1)
 for axes, name in zip(panels, hopping, strict=True):
     document = looked[name][number]
     shown = document.words if axes is panels[0] else [""] * len(document.words)
@@ -181,10 +181,10 @@ for axes, name in zip(panels, hopping, strict=True):
     axes.set_xlabel(name.partition(", ")[2], loc="left")
     for n in find_decisive_words(document.words):
         axes.plot([n + 0.08, n + 0.92], [R + 0.25] * 2, color=COLOURS[1], lw=3, clip_on=False)
-show(drawn, "hops")
+show(fig, "hops")
 
 # %%
-drawn, panels = figure(7, 2.3, 1, 3)
+fig, panels = figure(7, 2.3, 1, 3)
 rows, alike = [], {}
 for axes, name in zip(panels, hopping, strict=True):
     every = [torch.tensor(document.weights) for document in looked[name]]
@@ -197,7 +197,7 @@ for axes, name in zip(panels, hopping, strict=True):
     accuracy = np.mean([d.class_probabilities[0][0] == one.label for d, one in zip(looked[name], test, strict=True)])
     P = np.mean([penalty(A) for A in every])
     rows.append([name.partition("penalty ")[2], f"{accuracy:.3f}", f"{P:.2f}", f"{alike[name]:.2f}", f"{needed:.1f}"])  # fmt: skip
-show(drawn, "products")
+show(fig, "products")
 table(["factor", "accuracy", "P", "two hops: cosine", "words a hop looks at (exp entropy)"], rows)
 assert alike[hopping[0]] > 0.8 > alike[hopping[1]] > alike[hopping[2]]
 
@@ -255,7 +255,7 @@ print("said:", said.label)
 
 # %%
 [document] = han.highlight_texts([text])
-drawn, (left, middle, right) = figure(7, 4.4, 1, 3)
+fig, (left, middle, right) = figure(7, 4.4, 1, 3)
 places = range(len(document.words))
 columns = {
     left: ("in its sentence", document.normalize_within_sentences()),
@@ -269,7 +269,7 @@ for axes, (title, numbers) in columns.items():
     axes.tick_params(axis="y", length=0)
     for edge in document.sentence_offsets[1:-1]:
         axes.axhline(edge - 0.5, color=GREY, lw=0.6)
-show(drawn, "two_levels")
+show(fig, "two_levels")
 np.testing.assert_allclose(columns[left][1] * columns[middle][1], document.get_word_weights(), atol=1e-6)
 
 # %% [markdown] lang="en"
@@ -356,7 +356,7 @@ def deciding(document) -> int:
 
 # %%
 looked["two levels, early"] = early.highlight_texts(texts)
-drawn, panels = figure(7, 2.5, 1, 2, sharey=True)
+fig, panels = figure(7, 2.5, 1, 2, sharey=True)
 kinds = ["decides", "judges, does not count", "judges nothing"]
 for axes, name in zip(panels, ("two levels, early", "two levels"), strict=True):
     shares: list[list[float]] = [[], [], []]
@@ -368,7 +368,7 @@ for axes, name in zip(panels, ("two levels, early", "two levels"), strict=True):
     axes.set(xlim=(0, 1), title=f"{name}: {right:.0%} right", xlabel="mean weight of a sentence")
     axes.invert_yaxis() if axes is panels[0] else None
     axes.tick_params(axis="y", length=0)
-show(drawn, "early")
+show(fig, "early")
 
 # %% [markdown] lang="en"
 # The early model leaves out what judges nothing, and looks at all judgements nearly alike. It has learned which words judge, and not yet what a marker is. That is a
@@ -494,7 +494,7 @@ for name in ("4 hops, penalty 0", "4 hops, penalty 0.03", "two levels"):
     print(*wrap(f"{name}: {found[name].verdict}", 90), sep="\n", end="\n\n")
 
 # %%
-drawn, panels = figure(7, 4.6, 2, 3, sharex=True, sharey=True)
+fig, panels = figure(7, 4.6, 2, 3, sharex=True, sharey=True)
 for column, (name, one) in enumerate(found.items()):
     shares = [100 * at_share.share for at_share in one.shares]
     for row, kind in enumerate(("comprehensiveness", "sufficiency")):
@@ -508,7 +508,7 @@ for column, (name, one) in enumerate(found.items()):
 panels[0, 0].set_ylabel("fall without them\n(comprehensiveness)")
 panels[1, 0].set_ylabel("fall with only them\n(sufficiency)")
 panels[0, 0].legend(fontsize=8.5)
-show(drawn, "faithfulness")
+show(fig, "faithfulness")
 falls = {name: one.comprehensiveness.probability for name, one in found.items()}
 for contrast in falls.values():
     assert contrast.low > 0
@@ -540,7 +540,7 @@ def costs(reader, document) -> np.ndarray:
     return whole - np.array(rest)
 
 
-drawn, panels = figure(7, 2.9, 1, 3, sharex=True, sharey=True)
+fig, panels = figure(7, 2.9, 1, 3, sharex=True, sharey=True)
 idle = {}
 for axes, name in zip(panels, found, strict=True):
     some = looked[name][:60]
@@ -556,7 +556,7 @@ for axes, name in zip(panels, found, strict=True):
     axes.set(title=name, xlabel="weight of a word", xlim=(-0.03, 1.03))
     idle[name] = np.mean([c[d.get_word_weights().argmax()] < 0.05 for c, d in zip(cost, some, strict=True)])
 panels[0].set_ylabel("cost of taking it away")
-show(drawn, "cost")
+show(fig, "cost")
 print("the most attended word can go at a cost below 0.05, in so many of the documents:")
 print({name: f"{share:.0%}" for name, share in idle.items()})
 unseen = [
@@ -586,7 +586,7 @@ clearest = int(np.argmax(gap))
 document, cost = looked[name][clearest], every[clearest]
 begin = max(0, find_decisive_words(document.words)[0] - 9)
 shown = range(begin, min(len(document.words), begin + 20))
-drawn, axes = figure(7, 3)
+fig, axes = figure(7, 3)
 for shift, numbers, colour, label in (
     (-0.2, document.get_word_weights(), COLOURS[0], "weight"), (0.2, cost, COLOURS[1], "cost of taking it away")
 ):  # fmt: skip
@@ -596,7 +596,7 @@ turned = {"rotation": 50, "ha": "right", "rotation_mode": "anchor", "size": 9}
 axes.set_xticks(list(shown), [document.words[n] for n in shown], **turned)
 axes.tick_params(length=0)
 axes.legend()
-show(drawn, "idle")
+show(fig, "idle")
 top, needed = int(document.get_word_weights().argmax()), int(cost.argmax())
 weight = document.get_word_weights()
 print(

@@ -85,13 +85,13 @@ table(
 )
 
 # %%
-drawn, panels = figure(7.2, 3.6, 1, 4)
+fig, panels = figure(7.2, 3.6, 1, 4)
 shown = {**parts, "the sum": added}
 for n, (axes, (name, vectors)) in enumerate(zip(panels, shown.items(), strict=True)):
     heat(axes, vectors[:, :16], tokens if n == 0 else [""] * len(ids), [""] * 16, top=0.12, signed=True)
     axes.set(aspect="auto", title=name, xlabel="first 16 numbers" if n == 0 else "")
     axes.tick_params(labelsize=8)
-show(drawn, "input")
+show(fig, "input")
 
 # %% [markdown] lang="en"
 # The segment has two vectors in all, one above and one below the first `[SEP]`. `stepladder` is not a word of this vocabulary: it comes as
@@ -215,7 +215,7 @@ mine = {at: (bert.tokenizer.ids_to_tokens([w])[0], how)
 # %%
 MIDDLE = {"ha": "center", "va": "center"}
 ON = {"[MASK]": "#cfe3f7", "another word": "#f6cfae", "kept": "#d5e8d0"}
-drawn, axes = figure(7.2, 2.3)
+fig, axes = figure(7.2, 2.3)
 axes.set(xlim=(0, 100), ylim=(0, 10))
 axes.set_axis_off()
 x, y = 0.0, 8.6
@@ -232,7 +232,7 @@ for n, (how, colour) in enumerate(ON.items()):
     box = {"boxstyle": "round,pad=0.2", "facecolor": colour, "edgecolor": "none"}
     axes.text(2 + 24 * n, 0.2, how, size=8.5, va="center", bbox=box)
 axes.text(74, 0.2, "below: what is to be said", size=8.5, va="center", color=COLOURS[1])
-show(drawn, "masked")
+show(fig, "masked")
 print(f"the second segment {'is from another story' if batch.next_sentence_labels[row] else 'is the next one'}")
 real = sum(batch.tokens.lengths)
 print(f"of {real:,} tokens, {len(places) / real:.1%} are to be said;",
@@ -241,7 +241,7 @@ print(f"of {real:,} tokens, {len(places) / real:.1%} are to be said;",
 # %%
 log = [json.loads(line) for line in (bert.run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 judged = [one for one in log if one["event"] == "validation"]
-drawn, (left, right) = figure(7, 2.7, 1, 2)
+fig, (left, right) = figure(7, 2.7, 1, 2)
 steps = [one["step"] for one in judged]
 left.plot(steps, [one["perplexity"] for one in judged], marker="o", ms=4)
 often = torch.tensor(bert.tokenizer.encode([text])[0]).bincount().double()
@@ -255,7 +255,7 @@ right.plot(steps, [one["nsp_accuracy"] for one in judged], marker="s", ms=4, lab
 right.axhline(0.5, color=GREY, lw=1, ls=":")
 right.set(title="how often right", xlabel="step", ylim=(0, 1))
 right.legend(fontsize=8.5, loc="lower right")
-show(drawn, "curves")
+show(fig, "curves")
 assert judged[-1]["perplexity"] < judged[0]["perplexity"] / 3
 
 # %% [markdown] lang="en"
@@ -284,7 +284,7 @@ HOLES = [
     "She is [MASK] because everything was sold.",
     "She is [MASK] because it rained.",
 ]
-drawn, panels = figure(7.2, 5.6, 3, 2)
+fig, panels = figure(7.2, 5.6, 3, 2)
 for axes, hole in zip(panels.flat, HOLES, strict=True):
     (candidates,) = bert.fill(hole, n_best=5).mask_predictions
     words, shares = zip(*reversed(candidates), strict=True)
@@ -295,7 +295,7 @@ for axes, hole in zip(panels.flat, HOLES, strict=True):
     axes.tick_params(length=0, labelsize=8.5)
     for n, share in enumerate(shares):
         axes.text(share + 0.02, n, f"{share:.2f}", va="center", size=8, color=GREY)
-show(drawn, "filled")
+show(fig, "filled")
 
 # %% [markdown] lang="en"
 # Look at what the probabilities are divided among. Where there is nothing to be known, the city, it says several that are about as likely: that is not a
@@ -323,7 +323,7 @@ for _ in range(120):
     for word, found in zip(whole, bert.predict(hidden, FillMaskOptions()), strict=True):
         kind = next((kind for kind, some in KINDS.items() if word in some), "all others")
         right[kind].append(found.mask_predictions[0][0][0] == word)
-drawn, axes = figure(6.4, 3)
+fig, axes = figure(6.4, 3)
 shares = {kind: sum(some) / len(some) for kind, some in right.items()}
 axes.bar([*shares], [*shares.values()], color=COLOURS[0], width=0.6, label="the small BERT")
 for n, kind in enumerate(shares):
@@ -332,7 +332,7 @@ for n, kind in enumerate(shares):
 axes.set(ylim=(0, 1.05), title="how often the first guess is right, by kind of word")
 axes.tick_params(axis="x", labelsize=8.5)
 axes.legend(fontsize=8.5, loc="upper right", bbox_to_anchor=(0.87, 1))
-show(drawn, "kinds")
+show(fig, "kinds")
 assert shares["she, he"] > 0.9
 assert shares["city"] < 0.35
 
@@ -413,7 +413,7 @@ for he, names in NAMES.items():
                 found = dict(bert.fill(line, n_best=20).mask_predictions[0])
             rights.setdefault(how, []).append(found.get(he, 0.0))
 mean = torch.stack(looks).mean(0)  # (layers, heads)
-drawn, (left, right_) = figure(7.2, 2.5, 1, 2, width_ratios=[1, 1.2])
+fig, (left, right_) = figure(7.2, 2.5, 1, 2, width_ratios=[1, 1.2])
 heat(left, mean, ["layer 1", "layer 2"], [f"head {n + 1}" for n in range(4)], numbers=True)
 left.set_xlabel("weight of [MASK] on the name")
 left.tick_params(labelsize=8.5)
@@ -425,7 +425,7 @@ right_.set(xlim=(0, 1.15), xlabel="probability of the right pronoun (12 names)")
 right_.axvline(0.5, color=GREY, lw=1, ls=":")
 right_.invert_yaxis()
 right_.tick_params(length=0, labelsize=8.5)
-show(drawn, "pronoun")
+show(fig, "pronoun")
 
 # %% [markdown] lang="en"
 # The dotted line is a coin toss. Cutting the one edge from the hole to the name, in all heads, shows how much comes that way directly; to the city, as a control, how
@@ -452,7 +452,7 @@ PANELS = {  # what goes in, which places the head reads, what it says
     "answers": (["[CLS]", "question", "[SEP]", "a", "longer", "text", "[SEP]"], [3, 4, 5], ["", "begin, end", ""]),
     "tags": (["[CLS]", "one", "text", "[SEP]"], [1, 2], ["PER", "O"]),
 }
-drawn, panels = figure(7.2, 3.7, 2, 2)
+fig, panels = figure(7.2, 3.7, 2, 2)
 for axes, (use, (words, places, out)) in zip(panels.flat, PANELS.items(), strict=True):
     axes.set(xlim=(-0.7, len(words) - 0.3), ylim=(-0.3, 3.2), title=use)
     axes.set_axis_off()
@@ -465,7 +465,7 @@ for axes, (use, (words, places, out)) in zip(panels.flat, PANELS.items(), strict
             axes.annotate("", (n, 2.5), (n, 1.7), arrowprops={"arrowstyle": "->", "color": COLOURS[1], "lw": 1.8})
             where = "left" if n == 0 else "center"
             axes.text(n, 2.8, out[places.index(n)], ha=where, va="center", size=9, color=COLOURS[1])
-show(drawn, "uses")
+show(fig, "uses")
 
 # %% [markdown] lang="en"
 # We take all four from the small BERT, with few examples each. The test is made to ask what the examples do *not* tell:
@@ -625,7 +625,7 @@ for use, texts in given.items():
 table(["use", "model", "weights of its head", "L", "logits"], rows)
 
 # %%
-drawn, (top, bottom) = figure(7.2, 5, 2, 1, height_ratios=[1, 1.25])
+fig, (top, bottom) = figure(7.2, 5, 2, 1, height_ratios=[1, 1.25])
 found, tokens = outputs(readers["bert_tag"], *given["tag"])
 tags = readers["bert_tag"].labels
 heat(top, found.logits[0].softmax(-1).T, tags, tokens, lean=True)
@@ -638,7 +638,7 @@ bottom.bar([n + 0.2 for n in at], (found.end_logits[0] + allowed).softmax(-1), w
 bottom.set_xticks([*at], tokens, rotation=60, ha="right", rotation_mode="anchor", size=7.5)
 bottom.set(ylim=(0, 1.05), ylabel="probability")
 bottom.legend(fontsize=8.5)
-show(drawn, "outputs")
+show(fig, "outputs")
 print(readers["bert_answer"].answer(question, text).answer.text)
 print(*readers["bert_tag"].tag(sentence).format_lines(n_best=False))
 
@@ -669,7 +669,7 @@ for use, (tuned, new) in scores.items():
     count = 3 * len(sets[use][0]) if use == "answer" else len(sets[use][0])  # three questions a story
     rows.append([NAMED[use], count, *(f"{value:.2f}" for value in (learned[0], tuned, learned[1], new))])
 table(["", "examples", "pretrained: examples", "test", "new weights: examples", "test"], rows)
-drawn, (left, right_) = figure(7.2, 3, 1, 2, width_ratios=[1, 1.15])
+fig, (left, right_) = figure(7.2, 3, 1, 2, width_ratios=[1, 1.15])
 for n, both in enumerate(scores.values()):
     for k, (value, colour) in enumerate(zip(both, (COLOURS[0], GREY), strict=True)):
         name = ("pretrained", "new weights")[k] if n == 0 else None
@@ -687,7 +687,7 @@ for n in (0, 1, 6, 7):
 right_.axvline(5.5, color=GREY, lw=0.8)
 right_.set_xticks(range(12), [word for word, _ in of_mood], rotation=60, ha="right", rotation_mode="anchor", size=8.5)
 right_.set(ylim=(-0.05, 1.05), title="probability of “glad” (shaded: labelled)")
-show(drawn, "worth")
+show(fig, "worth")
 assert all(one >= other for one, other in scores.values())
 
 # %% [markdown] lang="en"
@@ -775,12 +775,12 @@ by_text = torch.stack(every)  # (texts, layers, heads, places)
 mean, level = by_text.mean(0), torch.stack(alike).mean(0)
 
 # %%
-drawn, panels = figure(7.2, 3.3, 2, 3)
+fig, panels = figure(7.2, 3.3, 2, 3)
 for n, (axes, place) in enumerate(zip(panels.flat, PLACES, strict=True)):
     heat(axes, mean[..., n], [str(k + 1) for k in range(6)] if n % 3 == 0 else [""] * 6, [""] * 12)
     axes.set_title(f"{place} (alike: {level[n]:.2f})", size=9.5)
 panels[1, 0].set(ylabel="layer", xlabel="heads")
-show(drawn, "places")
+show(fig, "places")
 
 # %% [markdown] lang="en"
 # A head that stands out on 16 sentences might do so by luck: there are 72 to choose from. So the head is chosen by the first eight sentences, and shown is what it does on the
@@ -828,14 +828,14 @@ for layer, name in enumerate(captures.names):
         turns[layer, head] = 1 - torch.stack(same).mean()
 
 # %%
-drawn, axes = figure(6.4, 3.2)
+fig, axes = figure(6.4, 3.2)
 for layer in range(6):
     shade = BLUES(0.25 + 0.13 * layer)
     axes.scatter(ends[layer], turns[layer], s=30, color=shade, label=f"layer {layer + 1}", zorder=2)
 axes.set(yscale="log", xlabel="weight on [CLS] and [SEP]", xlim=(0, 1))
 axes.set_title("how much the sentence's vector turns without the head")
 axes.legend(fontsize=8, ncols=2)
-show(drawn, "matters")
+show(fig, "matters")
 
 
 def together(one: Tensor, other: Tensor) -> float:

@@ -229,7 +229,7 @@ with Largest() as largest:
 table(["", "of 6 layers"], [
     ["all weights: heads × Q × K, in float32", mib(square)],
     ["what watch keeps: queries and keys", f"{mib(kept)}, 1 / {square / kept:.0f}"],
-    ["largest tensor while 12 maps of a layer are drawn", mib(largest.size)],
+    ["largest tensor while 12 maps of a layer are fig", mib(largest.size)],
     ["those maps", str(tuple(picture.shape))],
 ])  # fmt: skip
 assert square > 20 * kept
@@ -247,7 +247,7 @@ assert largest.size < square / 20
 back = torch.stack([entry.weights(batch=0).diagonal(-1, 1, 2).mean(-1) for entry in captures])  # (layers, heads)
 layer, head = (int(n) for n in torch.unravel_index(back.argmax(), back.shape))
 print(f"layer {layer}, head {head}: {back[layer, head]:.0%} on the token before, in the short sentence")
-drawn, (left, middle, right) = figure(7, 2.6, 1, 3, width_ratios=[1, 1, 1.25])
+fig, (left, middle, right) = figure(7, 2.6, 1, 3, width_ratios=[1, 1, 1.25])
 for axes, name in ((left, "repeated"), (middle, "stretched")):
     pooled = looks[name][layer].pooled_map(head=head, size=128)
     axes.imshow(pooled.sqrt(), cmap=BLUES, extent=(0, LENGTH, LENGTH, 0))
@@ -255,7 +255,7 @@ for axes, name in ((left, "repeated"), (middle, "stretched")):
 far = {name: looks[name][layer].distance_profile(head=head) for name in looks}
 right.plot(far["repeated"][:1600], color=COLOURS[0], lw=1)
 right.set(title="repeated: weight by distance", xticks=[0, 512, 1024, 1536], ylim=(0, 0.16), box_aspect=0.8)
-show(drawn, "long")
+show(fig, "long")
 
 # %%
 copies = torch.arange(LENGTH // KNOWN)[:, None] * KNOWN + torch.tensor([-1, 1])
@@ -292,7 +292,7 @@ assert set(far["stretched"].topk(3).indices.tolist()) <= {5, 6, 7, 8, 9}
 # 지도를 다시 한번 보십시오. 사본마다, 그리고 늘인 지도의 처음 4분의 1에서 가장 뚜렷하게, 위쪽 행들이 대각선을 벗어나 다른 곳을 봅니다. 이것은 우리가 한 일이 아닙니다. 창 하나에서도 그럴까요? 토큰마다 바로 앞 토큰에 얼마나 주는지 봅시다.
 
 # %%
-drawn, axes = figure(7, 2.4)
+fig, axes = figure(7, 2.4)
 for size, colour in ((512, COLOURS[0]), (128, COLOURS[1])):
     with jumok.watch(minilm, tokenizer, layers=captures[layer].name) as some:
         minilm(**{name: ids[:, :size] for name, ids in read.items()})
@@ -302,7 +302,7 @@ for size, colour in ((512, COLOURS[0]), (128, COLOURS[1])):
     assert (before[:127].mean() > 0.9) == (size == 128)
 axes.set(title="weight on the token before", xlabel="place", xticks=range(0, 513, 64), ylim=(0, 1.05))
 axes.legend(loc="lower center")
-show(drawn, "border")
+show(fig, "border")
 
 # %% [markdown] lang="en"
 # There is a border at 128. Below it the head fails, unless the text *ends* there: read only 128 tokens, and it is as sure as in the short sentence. What the model's own README says fits: in its last training, "the sequence length was limited to 128 tokens". A likely reason, then: those positions were trained
@@ -327,7 +327,7 @@ row, column = 1400, 1400 + KNOWN  # one diagonal aside: a token, and the same po
 spans = [(0, LENGTH, 0, LENGTH)]
 for side in (512, 64, 12):
     spans.append((row - side // 2, row + side // 2, column - side // 2, column + side // 2))
-drawn, panels = figure(7.4, 2.6, 1, 4)
+fig, panels = figure(7.4, 2.6, 1, 4)
 for n, (axes, (top, bottom, first, last)) in enumerate(zip(panels, spans, strict=True)):
     pooled = long[layer].pooled_map(head=head, rows=(top, bottom), cols=(first, last), size=96)
     axes.imshow(pooled.sqrt(), cmap=BLUES, extent=(first, last, bottom, top), vmin=0)
@@ -340,7 +340,7 @@ axes.set_yticks([r + 0.5 for r in range(top, bottom)], tokens[top:bottom], size=
 axes.set_xticks([c + 0.5 for c in range(first, last)], tokens[first:last], size=6.5, rotation=90)
 axes.yaxis.tick_right()
 axes.tick_params(length=0)
-show(drawn, "zoom")
+show(fig, "zoom")
 exact = long[layer].weights(batch=0, head=head, rows=slice(top, bottom), cols=slice(first, last))
 torch.testing.assert_close(exact, pooled)
 
@@ -373,13 +373,13 @@ for place, share in zip(where[row].tolist(), most[row].tolist(), strict=True):
     print(f"    {tokens[place]:10} at {place}, position {place % KNOWN}: {share:.2f}")
 
 # %%
-drawn, (left, right) = figure(7, 3.1, 1, 2)
+fig, (left, right) = figure(7, 3.1, 1, 2)
 left.plot(long[layer + 1].received_weight().mean(0), lw=0.6, color=COLOURS[0])
 left.set(title=f"received, layer {layer + 1}", xlabel="place", xticks=range(0, LENGTH + 1, 1024), yscale="log")
 flow = long.rollout(size=96)
 right.imshow(flow.sqrt(), cmap=BLUES, extent=(0, LENGTH, LENGTH, 0))
 right.set(title="rollout through all layers", xticks=[0, 2048, 4096], yticks=[0, 2048, 4096])
-show(drawn, "received")
+show(fig, "received")
 torch.testing.assert_close(flow.sum(-1), torch.ones(96), atol=1e-3, rtol=1e-3)
 
 # %% [markdown] lang="en"
@@ -437,12 +437,12 @@ assert torch.equal(alone, answer)
 assert difference < 1e-5
 
 # %%
-drawn, axes = figure(4.6, 3.9)
+fig, axes = figure(4.6, 3.9)
 heat(axes, wrote[0].weights(batch=0, head=0), wrote[0].query_tokens[0], wrote[0].key_tokens[0], lean=True)
 axes.axhline(len(prompt[0]), color=COLOURS[1], lw=1.5)
 axes.set_xlabel("layer 0, head 0; below the line, what it wrote", loc="left")
 axes.tick_params(labelsize=8.5)
-show(drawn, "generation")
+show(fig, "generation")
 
 # %% [markdown] lang="en"
 # An untrained head looks at everything before it nearly alike, as it should.
@@ -482,7 +482,7 @@ def cuts(text: str, layer: int, query: int) -> tuple[Tensor, Tensor, list[str]]:
 # %%
 words = captures[0].query_tokens[0]
 weight, effect, _ = cuts(sentence, 4, words.index("it"))
-drawn, axes = figure(7, 2.7)
+fig, axes = figure(7, 2.7)
 for shift, numbers, colour, label in (
     (-0.2, weight, COLOURS[0], "weight"), (0.2, effect, COLOURS[1], "effect of the cut")
 ):  # fmt: skip
@@ -492,7 +492,7 @@ axes.set_xticks(range(len(words)), words, rotation=50, ha="right", rotation_mode
 axes.tick_params(length=0)
 axes.set_title("“it” in encoder.layer.4; each set of bars adds up to 1")
 axes.legend()
-show(drawn, "edges")
+show(fig, "edges")
 assert effect[words.index("dog")] > effect[words.index("room")]
 
 # %% [markdown] lang="en"
@@ -569,7 +569,7 @@ tested = {
     "eight sentences": without_heads(SENTENCES),
     "twelve documents": without_heads([one.text for one in generate_documents(seed=7, count=12)]),
 }
-drawn, panels = figure(7, 3.2, 1, 2, sharex=True, sharey=True)
+fig, panels = figure(7, 3.2, 1, 2, sharex=True, sharey=True)
 rows = []
 for axes, (name, (resting, effect)) in zip(panels, tested.items(), strict=True):
     for n in range(6):
@@ -579,7 +579,7 @@ for axes, (name, (resting, effect)) in zip(panels, tested.items(), strict=True):
     rows.append([name, f"{spearman(resting, effect):.2f}", *(f"{spearman(resting[n], effect[n]):.2f}" for n in range(6))])  # fmt: skip
 panels[0].set_ylabel("effect of taking the head out")
 panels[1].legend(fontsize=8)
-show(drawn, "heads")
+show(fig, "heads")
 table(["rank correlation", "all heads", *(f"layer {n}" for n in range(6))], rows)
 for _, effect in tested.values():
     assert effect[5].mean() > 2 * effect[:5].mean()

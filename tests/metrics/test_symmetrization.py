@@ -1,8 +1,6 @@
 """Two directions' links made one, by hand and against the procedure as Koehn writes it down."""
 
-import doctest
 import random
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -24,12 +22,6 @@ def drawn(picture: str) -> AlignmentLinks:
     """A row a source word, a column a target word, # a link."""
     rows = picture.split()
     return frozenset((i, j) for i, row in enumerate(rows) for j, cell in enumerate(row) if cell == "#")
-
-
-@pytest.mark.parametrize("shown", [product_links])
-def test_examples_import_what_they_use(shown: Callable[..., object]) -> None:
-    (example,) = doctest.DocTestFinder().find(shown, globs={})
-    assert doctest.DocTestRunner().run(example).failed == 0
 
 
 def test_intersection_and_union() -> None:

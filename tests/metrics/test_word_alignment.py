@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given
@@ -30,12 +27,6 @@ MAP = torch.tensor(
         [0.3, 0.3, 0.4],
     ]
 )
-
-
-@pytest.mark.parametrize("shown", [argmax_links, pool_to_words])
-def test_examples_import_what_they_use(shown: Callable[..., object]) -> None:
-    (example,) = doctest.DocTestFinder().find(shown, globs={})
-    assert doctest.DocTestRunner().run(example).failed == 0
 
 
 def test_pieces_to_words_by_hand() -> None:

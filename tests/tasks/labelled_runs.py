@@ -1,5 +1,6 @@
 """Small generated data for the tasks of a fine-tuned BERT, which can be learned in seconds, and runs on it."""
 
+import gzip
 import json
 import random
 from pathlib import Path
@@ -113,3 +114,9 @@ def train_run(folder: Path, task: str, data: dict[str, Any], **sections: Any) ->
     run = Run.create_or_resume(folder, recipe.parse(tree))
     train(build_task(run), Console(quiet=True))
     return run
+
+
+def write_gzip(path: Path, text: str) -> None:
+    """Write PATH.gz."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(text.encode()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 import random
 from pathlib import Path
@@ -18,6 +17,7 @@ from labelled_runs import (
     make_question,
     make_review,
     make_sentence,
+    write_gzip,
     write_squad,
     write_tagged,
 )
@@ -56,11 +56,6 @@ SMALL += [
     "train.device=cpu",
 ]
 SMALL += ["train.tensorboard=false"]
-
-
-def write_gzip(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(text.encode()))
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import random
 from pathlib import Path
 
 import pytest
-from labelled_runs import make_pair, make_review
+from labelled_runs import make_pair, make_review, write_gzip
 from rich.console import Console
 
 from jumok import recipe
@@ -28,11 +27,6 @@ SMALL = ["model.embedding_width=8", "model.width=8", "model.attention_width=8", 
 SMALL += ["data.builtin_size=120", "tokenizer.vocab_size=400", "train.max_epochs=null", "train.max_steps=3"]
 SMALL += ["train.warmup_steps=1", "train.batch_tokens=256", "train.device=cpu", "train.tensorboard=false"]
 STARS = (1, 2, 3, 4, 7, 8, 9, 10)
-
-
-def write_gzip(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(text.encode()))
 
 
 @pytest.fixture(scope="module")
