@@ -288,8 +288,8 @@ for name, model in models.items():
     likely = logits[0, -1].softmax(-1)
     moved = logits[0, -1, 0] - logits[0, -1].mean()  # what speaks for 자연어를
     flat = [node for level in levels for node in level]
-    found = torch.autograd.grad(moved, flat, allow_unused=True)
-    norms = [0.0 if g is None else g.norm().item() for g in found]
+    gradients = torch.autograd.grad(moved, flat, allow_unused=True)
+    norms = [0.0 if g is None else g.norm().item() for g in gradients]
     shades[name] = torch.tensor(norms).view(len(levels), len(line))
     reach[name] = shades[name][0] / shades[name][0].max()
     print(f"{name:>13}: 자연어를 {likely[0]:.0%}, 별자리를 {likely[1]:.0%}")

@@ -265,10 +265,10 @@ for axes in (left, right):
 show(fig, "root_of_d")
 
 # %%
-told = zip(widths, spread, entropy["without"], entropy["with √d"], strict=True)
+columns = zip(widths, spread, entropy["without"], entropy["with √d"], strict=True)
 table(
     ["d", "√d", "spread of q·k", "entropy without", "with √d"],
-    [[f"{d:,}", f"{d**0.5:.1f}", f"{s:.1f}", f"{a:.2f}", f"{b:.2f}"] for d, s, a, b in told],
+    [[f"{d:,}", f"{d**0.5:.1f}", f"{s:.1f}", f"{a:.2f}", f"{b:.2f}"] for d, s, a, b in columns],
 )
 assert entropy["without"][-1] < 0.5 < 4 < entropy["with √d"][-1]
 assert moves["without"][-1] < 0.25 * moves["with √d"][-1]

@@ -319,8 +319,8 @@ for name, way in ways.items():
     y = way()
     (gradient,) = torch.autograd.grad(y.square().sum(), weight)
     first = "as it should be" if torch.allclose(y[0], jumok.attend(q[:1] @ weight, k[:1], v[:1])[0]) else "wrong"
-    said = ", ".join(f"{x:.2f}" for x in y[1, 0, :3].tolist())
-    rows.append([name, first, said + ", …", f"{gradient.isnan().float().mean():.0%}"])
+    numbers = ", ".join(f"{x:.2f}" for x in y[1, 0, :3].tolist())
+    rows.append([name, first, numbers + ", …", f"{gradient.isnan().float().mean():.0%}"])
 table(["way", "the text with words", "the empty one", "NaN in the gradient of a shared weight"], rows)
 assert rows[0][3] == "100%"
 assert rows[2][3] == "0%"

@@ -128,10 +128,10 @@ for text, truth in wanted.items():
 # %%
 source = "i studied korean with my friend in the library"
 target = "나는 도서관에서 나의 친구와 함께 한국어를 공부했다"
-said = luong_tanh.tokenizers.target
-pieces = said.encode([target])[0]
-until = max(n for n, word in enumerate(said.word_ids_from_text(target)) if word == target.split().index("친구와"))
-print("pieces:", said.ids_to_tokens(pieces), "· told up to", said.ids_to_tokens(pieces)[until])
+tokenizer = luong_tanh.tokenizers.target
+pieces = tokenizer.encode([target])[0]
+until = max(n for n, word in enumerate(tokenizer.word_ids_from_text(target)) if word == target.split().index("친구와"))
+print("pieces:", tokenizer.ids_to_tokens(pieces), "· given up to", tokenizer.ids_to_tokens(pieces)[until])
 
 state = read(luong_tanh, source)
 with torch.no_grad():
@@ -175,7 +175,7 @@ left.axvline(0, color=GREY, lw=0.8)
 likely, which = by_hand[0, 0].softmax(-1).topk(5)
 right.barh(range(5), likely.tolist(), color=COLOURS[1])
 right.set(title="next", ylim=(4.6, -0.6), xlim=(0, 1))
-right.set_yticks(range(5), [piece.strip("▁") for piece in said.ids_to_tokens(which.tolist())])
+right.set_yticks(range(5), [piece.strip("▁") for piece in tokenizer.ids_to_tokens(which.tolist())])
 right.tick_params(length=0)
 show(fig, "one_step")
 
@@ -208,16 +208,16 @@ show(fig, "one_step")
 
 
 # %%
-def looked(translator, told: list[int]) -> torch.Tensor:
-    """Where each step looks (steps, source pieces) if the decoder is told these pieces."""
-    batch = Seq2SeqBatch.from_sequences(translator.tokenizer.encode([source]), [told])
+def looked(translator, target_ids: list[int]) -> torch.Tensor:
+    """Where each step looks (steps, source pieces) if the decoder is given these pieces."""
+    batch = Seq2SeqBatch.from_sequences(translator.tokenizer.encode([source]), [target_ids])
     return translator.model.compute_attention_maps(batch)[0].weights[0, 0]
 
 
 # %%
 other = list(pieces)
 changed = 2  # 나의, "my", becomes another piece
-other[changed] = said.encode(["그의"])[0][0]
+other[changed] = tokenizer.encode(["그의"])[0][0]
 fig, axes = figure(7, 2.4)
 for n, (name, translator) in enumerate((("Bahdanau", bahdanau), ("Luong", luong))):
     moved = (looked(translator, pieces) - looked(translator, other)).abs().sum(-1)
@@ -225,7 +225,7 @@ for n, (name, translator) in enumerate((("Bahdanau", bahdanau), ("Luong", luong)
     first = int((moved > 0).nonzero()[0])
     print(f"{name}: weights change from step {first} on; the changed piece is read at step {changed + 1}")
     assert first == changed + (2 if name == "Bahdanau" else 1)
-names = [piece.strip("▁") for piece in said.ids_to_tokens([*pieces, EOS])]
+names = [piece.strip("▁") for piece in tokenizer.ids_to_tokens([*pieces, EOS])]
 axes.set_xticks(range(len(names)), names, size=9.5)
 axes.set(title="change of the weights of the step that says …, if 나의 had been another word")
 axes.legend()

@@ -97,9 +97,9 @@ with torch.no_grad():
     x, normed = model.source_input_layer(model.source_embedding(source.ids), torch.arange(5))
     rows.append(["words + positions", str(tuple(x.shape))])
     for n, layer in enumerate(model.encoder):
-        made = layer.attention(normed, mask=source.mask)
-        rows.append([f"encoder {n}: attention", str(tuple(made.shape))])
-        x, normed = layer.feed_forward(x, made)
+        attended = layer.attention(normed, mask=source.mask)
+        rows.append([f"encoder {n}: attention", str(tuple(attended.shape))])
+        x, normed = layer.feed_forward(x, attended)
         rows.append([f"encoder {n}: + , norm, feed forward, + , norm", str(tuple(x.shape))])
     torch.testing.assert_close(normed, model.encode(source))
 table(["after", "shape (batch, words, width)"], rows)
@@ -441,13 +441,13 @@ for axes, (name, translator) in zip(panels.flat, four.items(), strict=True):
     sure, right = judged(translator)
     bins = torch.bucketize(sure, edges[1:-1])
     filled = [n for n in range(10) if (bins == n).sum() >= 10]
-    said = [sure[bins == n].mean().item() for n in filled]
-    true = [right[bins == n].float().mean().item() for n in filled]
+    confidence = [sure[bins == n].mean().item() for n in filled]
+    accuracy = [right[bins == n].float().mean().item() for n in filled]
     size = [(bins == n).float().mean().item() for n in filled]
-    gap[name] = sum(s * abs(a - b) for s, a, b in zip(size, said, true, strict=True))
+    gap[name] = sum(s * abs(a - b) for s, a, b in zip(size, confidence, accuracy, strict=True))
     rows.append([name, f"{sure.mean():.3f}", f"{right.float().mean():.3f}", f"{gap[name]:.3f}"])
     axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls=":")
-    axes.plot(said, true, color=COLOURS[0], marker="o")
+    axes.plot(confidence, accuracy, color=COLOURS[0], marker="o")
     axes.bar([(n + 0.5) / 10 for n in filled], size, width=0.09, color="#e6ebf2", zorder=0)
     axes.set(title=f"{name}: gap {gap[name]:.3f}", xlim=(0, 1), ylim=(0, 1), box_aspect=1)
 for axes in panels[1]:
@@ -512,8 +512,8 @@ for layer in (4, 5):
         tokens = captures[0].query_tokens[0]
         mean = captures[layer].weights(batch=0)[:, tokens.index("it")].mean(0)
         assert mean[tokens.index("dog")] + mean[tokens.index("room")] < 0.5
-        found = {word: f"{mean[tokens.index(word)]:.3f}" for word in ("dog", "room", "[CLS]", "[SEP]")}
-        print(f"layer {layer + 1}, mean of heads, … {text.split()[-1]:8}", found)
+        shares = {word: f"{mean[tokens.index(word)]:.3f}" for word in ("dog", "room", "[CLS]", "[SEP]")}
+        print(f"layer {layer + 1}, mean of heads, … {text.split()[-1]:8}", shares)
 
 # %% [markdown] lang="en"
 # In the fifth layer "it" looks at the dog a bit more where something is scared, and a bit less where something is dark. But these are a

@@ -81,13 +81,13 @@ text, rate = "forty two", voice.audio.config.sample_rate
 fig, panels = figure(7, 1.9, 1, 5, sharey=True)
 rows = []
 for axes, (name, style) in zip(panels, STYLES.items(), strict=True):
-    made = synthesize_text(text, name)
+    utterance = synthesize_text(text, name)
     axes.imshow(
-        voice.audio.mel_spectrogram(made.waveform).T, origin="lower", aspect="auto", cmap=BLUES, vmin=0.2, vmax=0.9
+        voice.audio.mel_spectrogram(utterance.waveform).T, origin="lower", aspect="auto", cmap=BLUES, vmin=0.2, vmax=0.9
     )
     axes.set(title=name, xticks=[], yticks=[], xlim=(0, 110))
     axes.spines[:].set_visible(False)
-    heard = measure_prosody(made.waveform, made.sample_rate)
+    heard = measure_prosody(utterance.waveform, utterance.sample_rate)
     rows.append([name, f"{style.pitch:.0f}", f"{heard.pitch:.0f}", f"{style.speed:.2f}", f"{heard.seconds:.2f}"])
 panels[0].set_ylabel("mel bands")
 show(fig, "five_styles")
@@ -178,16 +178,16 @@ show(fig, "one_step")
 
 
 # %%
-def told(speaker, made) -> torch.Tensor:
+def compute_map(speaker, utterance) -> torch.Tensor:
     """Where each step looks (steps, letters) if the voice is told this recording, frame by frame."""
-    mel = torch.from_numpy(speaker.audio.mel_spectrogram(made.waveform))
-    batch = SpeechBatch.from_sequences([speaker.tokenizer.encode(made.text)], [mel])
+    mel = torch.from_numpy(speaker.audio.mel_spectrogram(utterance.waveform))
+    batch = SpeechBatch.from_sequences([speaker.tokenizer.encode(utterance.text)], [mel])
     return speaker.model.compute_attention_maps(batch)[0].weights[0, 0]
 
 
 # %%
-made = synthesize_text("seventy eight", "calm")
-names = [*("␣" if one == " " else one for one in made.text), "end"]
+utterance = synthesize_text("seventy eight", "calm")
+names = [*("␣" if one == " " else one for one in utterance.text), "end"]
 trainings = {
     "helped": {"50 steps": voice_50, "150 steps": voice_150, "1,300 steps": voice},
     "neither": {"50 steps": free_50, "150 steps": free_150, "600 steps": free},
@@ -195,10 +195,10 @@ trainings = {
 fig, panels = figure(7, 5.4, 2, 3, sharex=True, sharey=True)
 for line, (kind, stages) in zip(panels, trainings.items(), strict=True):
     for axes, (stage, speaker) in zip(line, stages.items(), strict=True):
-        weights = told(speaker, made)
+        weights = compute_map(speaker, utterance)
         axes.pcolormesh(weights.T, cmap=BLUES, vmin=0, vmax=1)
         times = (np.arange(len(weights)) + 0.5) * 4 * speaker.audio.config.frame_seconds
-        axes.plot(np.arange(len(weights)) + 0.5, made.character_indices(times) + 0.5, color=COLOURS[1], lw=1.2)
+        axes.plot(np.arange(len(weights)) + 0.5, utterance.character_indices(times) + 0.5, color=COLOURS[1], lw=1.2)
         axes.set_title(f"{kind}, {stage}: {measure_alignment_health(weights).diagonality:.2f}", size=10)
         axes.set_yticks(np.arange(len(names)) + 0.5, names, size=8)
         axes.tick_params(length=0)
@@ -219,7 +219,7 @@ show(fig, "diagonal")
 def journal(speaker) -> list[dict]:
     """What each validation of a training found."""
     lines = (speaker.run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [told for told in map(json.loads, lines) if told["event"] == "validation"]
+    return [record for record in map(json.loads, lines) if record["event"] == "validation"]
 
 
 # %%
@@ -227,16 +227,16 @@ fig, panels = figure(7, 2.5, 1, 3)
 shown = {"alignment/diagonality": "diagonality", "alignment/entropy": "how widely a step looks", "loss": "loss"}
 for axes, (name, title) in zip(panels, shown.items(), strict=True):
     for (kind, speaker), colour in zip((("helped", voice), ("neither", free)), COLOURS, strict=False):
-        found = journal(speaker)
-        steps, values = [one["step"] for one in found], [one[name] for one in found]
+        records = journal(speaker)
+        steps, values = [record["step"] for record in records], [record[name] for record in records]
         axes.plot(steps, values, color=colour, label=kind, marker="o", ms=3)
     axes.set(title=title, xlabel="steps of training", ylim=(0, None if name == "loss" else 1.05))
 panels[0].legend(loc="center right")
 show(fig, "health")
 last = {kind: journal(speaker)[-1] for kind, speaker in (("helped", voice), ("neither", free))}
-for kind, found in last.items():
+for kind, record in last.items():
     print(
-        f"{kind}: diagonality {found['alignment/diagonality']:.2f}, read as a whole {found['alignment/complete']:.0%}"
+        f"{kind}: diagonality {record['alignment/diagonality']:.2f}, read as a whole {record['alignment/complete']:.0%}"
     )
 assert last["helped"]["alignment/diagonality"] > 0.9 > 0.5 > last["neither"]["alignment/diagonality"]
 
@@ -244,9 +244,9 @@ assert last["helped"]["alignment/diagonality"] > 0.9 > 0.5 > last["neither"]["al
 ahead = {}  # how many letters the helped voice looks ahead of what sounds, in the mean of all steps
 for name in STYLES:
     gaps = []
-    for said in ("seventy eight", "thirty one", "nineteen"):
-        recording = synthesize_text(said, name)
-        weights = told(voice, recording)
+    for words in ("seventy eight", "thirty one", "nineteen"):
+        recording = synthesize_text(words, name)
+        weights = compute_map(voice, recording)
         times = (np.arange(len(weights)) + 0.5) * 4 * voice.audio.config.frame_seconds
         place = (weights * torch.arange(weights.shape[1])).sum(-1).numpy()
         gaps.extend(place - recording.character_indices(times))
@@ -281,16 +281,16 @@ print("letters ahead of what sounds:", ", ".join(f"{name} {gap:+.1f}" for name, 
 
 # %%
 tokens = tacotron.style_tokens
-mel = torch.from_numpy(voice.audio.mel_spectrogram(made.waveform))
-one = SpeechBatch.from_sequences([[0]], [mel])  # the text does not matter here
+mel = torch.from_numpy(voice.audio.mel_spectrogram(utterance.waveform))
+recording = SpeechBatch.from_sequences([[0]], [mel])  # the text does not matter here
 with torch.no_grad():
-    reference = tokens.reference_encoder(one.mels, one.mel_tokens)[:, None]
+    reference = tokens.reference_encoder(recording.mels, recording.mel_tokens)[:, None]
     bank = tokens.tokens.tanh()[None]
     shares = tokens.attention.weights(reference, bank)
     mixed = tokens.attention(reference, bank)
     torch.testing.assert_close(mixed[:, 0], tacotron.mix_style(shares[:, :, 0]))
 steps = [
-    ("the sound", "mels, all frames", one.mels), ("query", "the reference", reference), ("keys and values", "the tokens", bank),
+    ("the sound", "mels, all frames", recording.mels), ("query", "the reference", reference), ("keys and values", "the tokens", bank),
     ("weights", "one head, six tokens", shares), ("style", "Σ weight · value, projected", mixed),
 ]  # fmt: skip
 table(["step", "what", "shape (batch, …)"], [[name, what, str(tuple(x.shape))] for name, what, x in steps])
@@ -308,12 +308,12 @@ table(["step", "what", "shape (batch, …)"], [[name, what, str(tuple(x.shape))]
 def heard_by(speaker, split: str) -> tuple[list[str], torch.Tensor]:
     """The styles of recordings it did not learn from, and their weights (recordings, heads, tokens)."""
     examples = speaker.load_split(split).examples
-    mels = [speaker.audio.mel_spectrogram(one.audio.decode(speaker.audio)) for one in examples]
-    return [one.emotion for one in examples], speaker.extract_style_weights(*mels)
+    mels = [speaker.audio.mel_spectrogram(example.audio.decode(speaker.audio)) for example in examples]
+    return [example.emotion for example in examples], speaker.extract_style_weights(*mels)
 
 
 named, weighed = heard_by(voice, "test")
-of_style = {name: weighed[[n for n, one in enumerate(named) if one == name]] for name in STYLES}
+of_style = {name: weighed[[n for n, style in enumerate(named) if style == name]] for name in STYLES}
 count = tokens.config.num_tokens
 
 # %%
@@ -341,12 +341,12 @@ show(fig, "weights_by_style")
 def told_apart(speaker) -> torch.Tensor:
     """How often recordings of a style (rows) are nearest to the mean weights of a style (columns)."""
     names, known = heard_by(speaker, "valid")
-    means = torch.stack([known[[n for n, one in enumerate(names) if one == name]].mean(0) for name in STYLES])
+    means = torch.stack([known[[n for n, style in enumerate(names) if style == name]].mean(0) for name in STYLES])
     names, asked = heard_by(speaker, "test")
     nearest = (asked[:, None] - means).flatten(2).norm(dim=-1).argmin(1)
     counts = torch.zeros(len(STYLES), len(STYLES))
-    for name, found in zip(names, nearest.tolist(), strict=True):
-        counts[list(STYLES).index(name), found] += 1
+    for name, column in zip(names, nearest.tolist(), strict=True):
+        counts[list(STYLES).index(name), column] += 1
     return counts
 
 
@@ -383,19 +383,19 @@ TEXTS = [text, "seven", "sixteen", "thirty one", "eighty five", "ninety"]
 
 def measured(weights: torch.Tensor) -> np.ndarray:
     """Duration and pitch of each of the texts in a style: (texts, 2)."""
-    found = [measure_prosody(piece.waveform, rate) for piece in voice.synthesize_segments(TEXTS, weights)]
-    return np.array([(one.seconds, one.pitch) for one in found])
+    measures = [measure_prosody(piece.waveform, rate) for piece in voice.synthesize_segments(TEXTS, weights)]
+    return np.array([(prosody.seconds, prosody.pitch) for prosody in measures])
 
 
-def typical(found: np.ndarray) -> tuple[float, float]:
+def typical(measures: np.ndarray) -> tuple[float, float]:
     """The mean duration, and the median pitch: an octave off is an error, and one does not spoil it."""
-    return float(found[:, 0].mean()), float(np.nanmedian(found[:, 1]))
+    return float(measures[:, 0].mean()), float(np.nanmedian(measures[:, 1]))
 
 
-def hear(said, name: str) -> None:
+def hear(speech, name: str) -> None:
     """A sound in a notebook; a file from a script."""
     path = at(name).with_suffix(".wav")
-    save_audio(path, said.waveform, said.sample_rate)
+    save_audio(path, speech.waveform, speech.sample_rate)
     if "ipykernel" in sys.modules:
         from IPython.display import Audio, display
 
@@ -409,10 +409,10 @@ rows = []
 for name in STYLES:
     recording = at(f"nineteen_{name}").with_suffix(".wav")
     save_audio(recording, synthesize_text("nineteen", name).waveform, rate)
-    said = voice.speak(text, style_audio=recording)
-    heard = [measure_prosody(synthesize_text(one, name).waveform, rate) for one in TEXTS]
-    seconds, pitch = typical(np.array([(one.seconds, one.pitch) for one in heard]))
-    own_seconds, own_pitch = typical(measured(said.head_style_weights))
+    speech = voice.speak(text, style_audio=recording)
+    heard = [measure_prosody(synthesize_text(sentence, name).waveform, rate) for sentence in TEXTS]
+    seconds, pitch = typical(np.array([(prosody.seconds, prosody.pitch) for prosody in heard]))
+    own_seconds, own_pitch = typical(measured(speech.head_style_weights))
     rows.append([name, f"{seconds:.2f}", f"{own_seconds:.2f}", f"{pitch:.0f}", f"{own_pitch:.0f}"])
 table(["style of", "seconds, synthesiser", "seconds, voice", "pitch, synthesiser", "pitch, voice"], rows)
 
@@ -448,15 +448,15 @@ wishes = {
     f"token {slow}, by −1": f"{slow}=-1",
 }  # fmt: skip
 for name, wish in wishes.items():
-    said = voice.speak(text, style_weights=wish)
-    health = said.segments[0].health
+    speech = voice.speak(text, style_weights=wish)
+    health = speech.segments[0].health
     rows.append(
         [
             name,
-            f"{said.duration_seconds:.2f}",
+            f"{speech.duration_seconds:.2f}",
             f"{health.diagonality:.2f}",
             str(len(health.skipped)),
-            "yes" if said.finished else "no",
+            "yes" if speech.finished else "no",
         ]
     )
 table(["style", "seconds", "diagonality", "letters skipped", "came to an end"], rows)
@@ -485,13 +485,13 @@ torch.testing.assert_close(tacotron.mix_style((alone[slow - 1] + alone[fast - 1]
 amounts = [-0.3, -0.15, 0.0, 0.15, 0.3]
 usual = tokens.default_weights
 straight = measured(usual)
-turned = [[straight if not by else measured(torch.lerp(usual, one, by)) for by in amounts] for one in alone]
+turned = [[straight if not by else measured(torch.lerp(usual, weights, by)) for by in amounts] for weights in alone]
 fig, panels = figure(7, 3.6, 2, count, sharex=True, sharey="row")
 for n, line in enumerate(turned):
     for part, axes in enumerate(panels[:, n]):
-        for by, found in zip(amounts, line, strict=True):
-            axes.scatter([by] * len(found), found[:, part], color=GREY, s=7, alpha=0.5, lw=0)
-        axes.plot(amounts, [typical(found)[part] for found in line], color=COLOURS[part], marker="o", ms=3)
+        for by, measures in zip(amounts, line, strict=True):
+            axes.scatter([by] * len(measures), measures[:, part], color=GREY, s=7, alpha=0.5, lw=0)
+        axes.plot(amounts, [typical(measures)[part] for measures in line], color=COLOURS[part], marker="o", ms=3)
         axes.set_xticks([-0.3, 0, 0.3], ["−0.3", "0", "0.3"], size=8)
     panels[0, n].set_title(f"token {n + 1}", size=10)
 panels[0, 0].set_ylabel("duration, s")
@@ -527,7 +527,7 @@ assert change.min() < -0.05
 # %%
 names, others = heard_by(free, "test")
 table_of = {
-    kind: torch.stack([each[[n for n, one in enumerate(who) if one == name]].mean((0, 1)) for name in STYLES])
+    kind: torch.stack([each[[n for n, style in enumerate(who) if style == name]].mean((0, 1)) for name in STYLES])
     for kind, (who, each) in {"voice": (named, weighed), "the other": (names, others)}.items()
 }
 fig, panels = figure(7, 2.9, 1, 2)

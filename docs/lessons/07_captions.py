@@ -142,8 +142,8 @@ print(" ".join(words[:step]), "→", words[step])
 
 with torch.no_grad():
     state = captioner.start(places)
-    for said in [BOS, *ids][:step]:
-        _, state = captioner.step(state, torch.tensor([said]))
+    for word in [BOS, *ids][:step]:
+        _, state = captioner.step(state, torch.tensor([word]))
     before = state  # it has yet to read the last word
     logits, _ = captioner.step(before, torch.tensor([ids[step - 1]]))
 
@@ -151,9 +151,9 @@ with torch.no_grad():
 with torch.no_grad():
     query = before.hidden[0][:, None]  # h_(t−1)
     weights = jumok.weights(query, before.memory.keys, score=captioner.attention.score)  # softmax(v·tanh(…))
-    found = jumok.mix(weights, before.memory.features)  # Σ weight · place
+    context = jumok.mix(weights, before.memory.features)  # Σ weight · place
     beta = torch.sigmoid(captioner.gate(query))  # how much that counts
-    gated = beta * found  # z_t
+    gated = beta * context  # z_t
     word = captioner.embedding(torch.tensor([[ids[step - 1]]]))  # E y_(t−1)
     both = torch.cat([word, gated], dim=-1)
     new, _ = captioner.cell(both, tuple(part[None] for part in before.hidden))  # h_t
@@ -164,8 +164,8 @@ torch.testing.assert_close(by_hand[:, 0], logits)
 # %%
 steps = [
     ("query", "h_(t−1)", query), ("keys and values", "a_1 … a_144", before.memory.features),
-    ("weights", "softmax(v · tanh(W h + U a_i))", weights), ("found", "Σ α_i a_i", found), ("gate", "β = σ(w · h)", beta),
-    ("into the LSTM", "[E y_(t−1); β · found]", both), ("state", "h_t", new), ("readout", "E y + L_h h_t + L_z z_t", readout),
+    ("weights", "softmax(v · tanh(W h + U a_i))", weights), ("context", "Σ α_i a_i", context), ("gate", "β = σ(w · h)", beta),
+    ("into the LSTM", "[E y_(t−1); β · context]", both), ("state", "h_t", new), ("readout", "E y + L_h h_t + L_z z_t", readout),
     ("generator", "a number for every word", by_hand),
 ]  # fmt: skip
 table(["step", "what", "shape (batch, steps, …)"], [[name, what, str(tuple(x.shape))] for name, what, x in steps])
@@ -258,8 +258,8 @@ def looked(reader, examples) -> list[torch.Tensor]:
     """Where it looks for each word of the true captions, (words, rows, columns) of each."""
     maps = []
     for some in in_parts(examples):
-        told = reader.tokenizer.encode([one.captions[0] for one in some])
-        maps += reader.compute_attention(places_of(reader, some), told)
+        caption_ids = reader.tokenizer.encode([one.captions[0] for one in some])
+        maps += reader.compute_attention(places_of(reader, some), caption_ids)
     return maps
 
 
@@ -358,9 +358,9 @@ def followed(reader, examples) -> tuple[list[str], torch.Tensor, torch.Tensor]:
         texts = [one.captions[0] for one in some]
         batch = CaptionBatch.from_sequences(places_of(reader, some), reader.grid_size, reader.tokenizer.encode(texts))
         state, gates, hits = captioner.start(batch.features), [], []
-        for told, wanted in zip(batch.target.ids.T, batch.labels.T, strict=True):
+        for inputs, wanted in zip(batch.target.ids.T, batch.labels.T, strict=True):
             gates.append(torch.sigmoid(captioner.gate(state.hidden[0])).squeeze(-1))
-            logits, state = captioner.step(state, told)
+            logits, state = captioner.step(state, inputs)
             hits.append(logits.argmax(-1) == wanted)
         real = (batch.labels != IGNORE) & (batch.labels != EOS)
         betas.append(torch.stack(gates, 1)[real])
@@ -431,11 +431,11 @@ assert exact["hard"] < exact["soft"]
 
 # %%
 fig, panels = figure(7, 3.9, 2, 4)
-told = soft.tokenizer.encode([scene.captions[0]])
+caption_ids = soft.tokenizer.encode([scene.captions[0]])
 about = [n for n, box in enumerate(scene.boxes) if box == shapes[0]][-2:]  # its colour and its kind
 about += [n for n, box in enumerate(scene.boxes) if box == shapes[1]][-2:]
 for row, reader in enumerate((soft, hard)):
-    (maps,) = reader.compute_attention(places_of(reader, [scene]), told)
+    (maps,) = reader.compute_attention(places_of(reader, [scene]), caption_ids)
     for axes, n in zip(panels[row], about, strict=True):
         on_picture(axes, pixels_of(scene), maps[n], scene.boxes[n])
         axes.set_title(f"{words[n]}: at most {maps[n].max():.2f}", size=9)
@@ -551,8 +551,8 @@ fig, panels = figure(7, 4.7, 2, 4)
 for axes, n in zip(panels.flat, surest, strict=False):
     number = first_wrong(n)
     on_picture(axes, pixels_of(test[n]), soft_maps[n][number], test[n].boxes[number])
-    said = [*described[n].words, "</s>"][number]
-    axes.set_title(f"wanted “{test[n].captions[0].split()[number]}”\nsaid “{said}”", size=9)
+    predicted_word = [*described[n].words, "</s>"][number]
+    axes.set_title(f"wanted “{test[n].captions[0].split()[number]}”\nsaid “{predicted_word}”", size=9)
     axes.set_xlabel(looked_at(n, number)[0], size=8.5, color=GREY)
 for axes in panels.flat[len(surest) :]:
     axes.set_axis_off()

@@ -239,13 +239,13 @@ text = (
     "Overall the museum was splendid. The hotel was dreary once."
 )
 with jumok.watch(han.model) as captures:
-    said = han.classify(text)
+    prediction = han.classify(text)
 print(captures)
 of_words, of_sentences = captures["word_level"].weights()[:, 0, 0], captures["sentence_level"].weights()[0, 0, 0]
 torch.testing.assert_close(of_words.sum(-1), torch.ones(4))  # over the words of each sentence
 torch.testing.assert_close(of_sentences.sum(), torch.tensor(1.0))  # over the sentences of the document
 print("words: (sentences, words)", tuple(of_words.shape), "· sentences:", tuple(of_sentences.shape))
-print("said:", said.label)
+print("said:", prediction.label)
 
 # %% [markdown] lang="en"
 # How much a word counts is what it counts in its sentence, times what its sentence counts. `reader.highlight_texts` gives both, and the product:
@@ -298,13 +298,13 @@ viewer(han.build_viewer_data(text), "two_levels")
 # %%
 figures = {name: reader.score_examples(test).metrics for name, reader in readers.items()}
 asked = {"attention_hits": "hits", "attention_precision": "precision", "sentence_hits": "sentence"}
-rows = [[name, f"{found['accuracy']:.3f}", *(f"{found[one]:.2f}" for one in asked)] for name, found in figures.items()]  # fmt: skip
-rows.append(["by chance", "", *(f"{figures['two levels'][f'{one}_by_chance']:.2f}" for one in asked)])
+rows = [[name, f"{metrics['accuracy']:.3f}", *(f"{metrics[metric]:.2f}" for metric in asked)] for name, metrics in figures.items()]  # fmt: skip
+rows.append(["by chance", "", *(f"{figures['two levels'][f'{metric}_by_chance']:.2f}" for metric in asked)])
 table(["", "accuracy", *asked.values()], rows)
-for found in figures.values():
-    assert found["accuracy"] > 0.97
-    assert found["sentence_hits"] > 0.9
-    assert found["attention_precision"] > 3 * found["attention_precision_by_chance"]
+for metrics in figures.values():
+    assert metrics["accuracy"] > 0.97
+    assert metrics["sentence_hits"] > 0.9
+    assert metrics["attention_precision"] > 3 * metrics["attention_precision_by_chance"]
 
 # %% [markdown] lang="en"
 # All of them find the *sentence*. But of the two *words*, about half are found, and by some models fewer. Is that an error of the models? They are right about nearly every document.
@@ -394,8 +394,8 @@ assert follow["two levels, early"] > 0.5
 assert follow["two levels"] < 0.1
 
 # %%
-said = {n: (looked["two levels, early"][n].class_probabilities[0], majority) for n, majority in misleading}
-sure = {n: chance for n, ((label, chance), majority) in said.items() if label == majority}
+first_answers = {n: (looked["two levels, early"][n].class_probabilities[0], majority) for n, majority in misleading}
+sure = {n: chance for n, ((label, chance), majority) in first_answers.items() if label == majority}
 worst = max(sure, key=sure.__getitem__)
 document = replace(looked["two levels, early"][worst], label=test[worst].label)
 show(draw_document(document, at("worst"), is_per_sentence=True))
@@ -458,15 +458,15 @@ begins = ["{} the rain stopped.", "{} a bus came.", "{} we reached the hotel."]
 examples = {"praise": "superb", "blame": "dismal", "neither": "average"}
 rows, cured = [], {}
 for word in ("Finally", "Yesterday"):
-    made = {}
+    labels_by_text = {}
     for begin, (_, other), (label, judgement) in product(begins, examples.items(), examples.items()):
         if other != judgement:
-            made[f"{begin.format(word)} The film was {other}. The bakery was {judgement} overall."] = label
-    read = list(zip(han.highlight_texts(list(made)), made.values(), strict=True))
+            labels_by_text[f"{begin.format(word)} The film was {other}. The bakery was {judgement} overall."] = label
+    read = list(zip(han.highlight_texts(list(labels_by_text)), labels_by_text.values(), strict=True))
     right = np.mean([document.class_probabilities[0][0] == label for document, label in read])
     cured[word] = np.mean([dict(document.class_probabilities)[label] for document, label in read])
     first, _, last = np.mean([document.get_sentence_weights() for document, _ in read], axis=0)
-    rows.append([word, len(made), f"{right:.0%}", f"{cured[word]:.2f}", f"{first:.2f}", f"{last:.2f}"])
+    rows.append([word, len(labels_by_text), f"{right:.0%}", f"{cured[word]:.2f}", f"{first:.2f}", f"{last:.2f}"])
 table(["", "texts", "right", "probability of what we mean", "weight of the first sentence", "of the last"], rows)
 assert cured["Yesterday"] > 0.95 > cured["Finally"] + 0.05
 
@@ -485,17 +485,17 @@ assert cured["Yesterday"] > 0.95 > cured["Finally"] + 0.05
 
 # %%
 SOME = 120
-found = {}
+faithfulness = {}
 for name in ("4 hops, penalty 0", "4 hops, penalty 0.03", "two levels"):
     some = looked[name][:SOME]
-    found[name] = measure_faithfulness(
+    faithfulness[name] = measure_faithfulness(
         [sentences_of(d) for d in some], [d.weights for d in some], readers[name].predict_probabilities
     )
-    print(*wrap(f"{name}: {found[name].verdict}", 90), sep="\n", end="\n\n")
+    print(*wrap(f"{name}: {faithfulness[name].verdict}", 90), sep="\n", end="\n\n")
 
 # %%
 fig, panels = figure(7, 4.6, 2, 3, sharex=True, sharey=True)
-for column, (name, one) in enumerate(found.items()):
+for column, (name, one) in enumerate(faithfulness.items()):
     shares = [100 * at_share.share for at_share in one.shares]
     for row, kind in enumerate(("comprehensiveness", "sufficiency")):
         falls = [getattr(at_share, kind).probability for at_share in one.shares]
@@ -509,7 +509,7 @@ panels[0, 0].set_ylabel("fall without them\n(comprehensiveness)")
 panels[1, 0].set_ylabel("fall with only them\n(sufficiency)")
 panels[0, 0].legend(fontsize=8.5)
 show(fig, "faithfulness")
-falls = {name: one.comprehensiveness.probability for name, one in found.items()}
+falls = {name: one.comprehensiveness.probability for name, one in faithfulness.items()}
 for contrast in falls.values():
     assert contrast.low > 0
 assert falls["two levels"].difference > falls["4 hops, penalty 0"].difference
@@ -542,7 +542,7 @@ def costs(reader, document) -> np.ndarray:
 
 fig, panels = figure(7, 2.9, 1, 3, sharex=True, sharey=True)
 idle = {}
-for axes, name in zip(panels, found, strict=True):
+for axes, name in zip(panels, faithfulness, strict=True):
     some = looked[name][:60]
     cost = [costs(readers[name], document) for document in some]
     axes.scatter(

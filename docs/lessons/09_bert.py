@@ -140,7 +140,7 @@ def person(chance: random.Random, names: slice = slice(None), cities: slice = sl
             "name": chance.choice(NAMES[he][names]), "city": chance.choice(CITIES[cities])}  # fmt: skip
 
 
-def said(chance: random.Random, frame: str, about: dict[str, str]) -> str:
+def fill_in(chance: random.Random, frame: str, about: dict[str, str]) -> str:
     words, reasons = MOODS[chance.choice([*MOODS])]
     reason = chance.choice(reasons)
     return frame.format(**about, thing=chance.choice(CRAFTS[about["craft"]][0]), mood=chance.choice(words), reason=reason,
@@ -152,7 +152,7 @@ def story(chance: random.Random) -> tuple[dict[str, str], list[str]]:
     about = person(chance)
     rest = [*chance.sample(WORK, 3), chance.choice(MOOD)]
     chance.shuffle(rest)
-    return about, [said(chance, frame, about) for frame in (chance.choice(BEGIN), *rest)]
+    return about, [fill_in(chance, frame, about) for frame in (chance.choice(BEGIN), *rest)]
 
 
 # %%
@@ -320,9 +320,9 @@ for _ in range(120):
         bert.tokenizer.encode([" ".join(story(chance)[1])])[0]
     )  # here, pieces are words
     hidden = [" ".join([*whole[:at], "[MASK]", *whole[at + 1 :]]) for at in range(len(whole))]
-    for word, found in zip(whole, bert.predict(hidden, FillMaskOptions()), strict=True):
+    for word, prediction in zip(whole, bert.predict(hidden, FillMaskOptions()), strict=True):
         kind = next((kind for kind, some in KINDS.items() if word in some), "all others")
-        right[kind].append(found.mask_predictions[0][0][0] == word)
+        right[kind].append(prediction.mask_predictions[0][0][0] == word)
 fig, axes = figure(6.4, 3)
 shares = {kind: sum(some) / len(some) for kind, some in right.items()}
 axes.bar([*shares], [*shares.values()], color=COLOURS[0], width=0.6, label="the small BERT")
@@ -410,8 +410,8 @@ for he, names in NAMES.items():
                 "without anybody → name": [(q, at) for q in range(len(ids)) if q != at]}  # fmt: skip
         for how, edges in cuts.items():
             with jumok.knock_out(bert.model, dict.fromkeys(captures.names, edges)) if edges else nullcontext():
-                found = dict(bert.fill(line, n_best=20).mask_predictions[0])
-            rights.setdefault(how, []).append(found.get(he, 0.0))
+                probabilities = dict(bert.fill(line, n_best=20).mask_predictions[0])
+            rights.setdefault(how, []).append(probabilities.get(he, 0.0))
 mean = torch.stack(looks).mean(0)  # (layers, heads)
 fig, (left, right_) = figure(7.2, 2.5, 1, 2, width_ratios=[1, 1.2])
 heat(left, mean, ["layer 1", "layer 2"], [f"head {n + 1}" for n in range(4)], numbers=True)
@@ -512,8 +512,8 @@ def couples(names: slice, count: int) -> list[tuple[str, ...]]:
         two = one | {"he": he, "He": he.title(), "his": HIS[he], "His": HIS[he].title()}
         rows.append(
             (
-                said(chance, chance.choice(BEGIN), one),
-                said(chance, frame, two),
+                fill_in(chance, chance.choice(BEGIN), one),
+                fill_in(chance, frame, two),
                 "same" if he == one["he"] else "another",
             )
         )
@@ -525,7 +525,7 @@ def named(frames: list[str], part: slice, count: int) -> list[list[tuple[str, st
     for _ in range(count):
         about = person(chance, part, part)
         tag = {about["name"]: "B-PER", about["city"]: "B-LOC"}
-        words = said(chance, chance.choice(frames), about).replace(",", " ,").replace(".", " .").split()
+        words = fill_in(chance, chance.choice(frames), about).replace(",", " ,").replace(".", " .").split()
         rows.append([(word, tag.get(word, "O")) for word in words])
     return rows
 
@@ -615,26 +615,26 @@ given = {
 rows = []
 for use, texts in given.items():
     reader = readers[f"bert_{use}"]
-    found, tokens = outputs(reader, *texts)
+    output, tokens = outputs(reader, *texts)
     shape = (
-        f"begin {tuple(found.start_logits.shape)}, end {tuple(found.end_logits.shape)}"
+        f"begin {tuple(output.start_logits.shape)}, end {tuple(output.end_logits.shape)}"
         if use == "answer"
-        else tuple(found.logits.shape)
+        else tuple(output.logits.shape)
     )
     rows.append([use, type(reader.model).__name__, tuple(reader.model.output.weight.shape), len(tokens), shape])
 table(["use", "model", "weights of its head", "L", "logits"], rows)
 
 # %%
 fig, (top, bottom) = figure(7.2, 5, 2, 1, height_ratios=[1, 1.25])
-found, tokens = outputs(readers["bert_tag"], *given["tag"])
+output, tokens = outputs(readers["bert_tag"], *given["tag"])
 tags = readers["bert_tag"].labels
-heat(top, found.logits[0].softmax(-1).T, tags, tokens, lean=True)
+heat(top, output.logits[0].softmax(-1).T, tags, tokens, lean=True)
 top.set(aspect="auto", xlabel="a tag for each token")
-found, tokens = outputs(readers["bert_answer"], *given["answer"])
+output, tokens = outputs(readers["bert_answer"], *given["answer"])
 at = range(len(tokens))
 allowed = torch.tensor([0.0 if n > tokens.index("[SEP]") and n < len(tokens) - 1 else -torch.inf for n in at])
-bottom.bar([n - 0.2 for n in at], (found.start_logits[0] + allowed).softmax(-1), width=0.4, label="begin")
-bottom.bar([n + 0.2 for n in at], (found.end_logits[0] + allowed).softmax(-1), width=0.4, label="end")
+bottom.bar([n - 0.2 for n in at], (output.start_logits[0] + allowed).softmax(-1), width=0.4, label="begin")
+bottom.bar([n + 0.2 for n in at], (output.end_logits[0] + allowed).softmax(-1), width=0.4, label="end")
 bottom.set_xticks([*at], tokens, rotation=60, ha="right", rotation_mode="anchor", size=7.5)
 bottom.set(ylim=(0, 1.05), ylabel="probability")
 bottom.legend(fontsize=8.5)
@@ -651,13 +651,18 @@ def score(use: str, reader, part: int = 2) -> float:
         return sum(reader.classify(*texts).label == label for *texts, label in test) / len(test)
     if use == "answer":
         every = [(question, text, answer) for text, some in test for question, answer in some]
-        found = reader.answer_questions([(question, text) for question, text, _ in every])
-        return sum(one.answer.text == answer for one, (_, _, answer) in zip(found, every, strict=True)) / len(every)
+        predictions = reader.answer_questions([(question, text) for question, text, _ in every])
+        return sum(
+            prediction.answer.text == answer for prediction, (_, _, answer) in zip(predictions, every, strict=True)
+        ) / len(every)
     hits = said_ = wanted = 0
     for row in test:
-        found = {(one["text"], one["type"]) for one in reader.tag(" ".join(word for word, _ in row)).to_entity_dicts()}
+        entities = {
+            (entity["text"], entity["type"])
+            for entity in reader.tag(" ".join(word for word, _ in row)).to_entity_dicts()
+        }
         true = {(word, tag[2:]) for word, tag in row if tag != "O"}
-        hits, said_, wanted = hits + len(found & true), said_ + len(found), wanted + len(true)
+        hits, said_, wanted = hits + len(entities & true), said_ + len(entities), wanted + len(true)
     return 2 * hits / (said_ + wanted)
 
 

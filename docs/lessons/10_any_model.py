@@ -127,13 +127,13 @@ for name, model in (("MiniLM", minilm), ("GPT-2", gpt2.eval()), ("Llama", llama.
     if name == "T5":
         given["decoder_input_ids"] = given["input_ids"][:, :5]
     before = model(**given)[0]
-    with jumok.watch(model, tokenizer) as found:
+    with jumok.watch(model, tokenizer) as watched_layers:
         after = model(**given)[0]
     model.set_attn_implementation("eager")
     slow = model(**given, output_attentions=True)
     model.set_attn_implementation("sdpa")
-    apart = max((e.weights() - w).abs().max().item() for e, w in zip(found, attentions(slow), strict=True))
-    rows.append([name, len(found), found[-1].name, found[-1].kind + (", causal" if found[-1].is_causal else ""),
+    apart = max((e.weights() - w).abs().max().item() for e, w in zip(watched_layers, attentions(slow), strict=True))
+    rows.append([name, len(watched_layers), watched_layers[-1].name, watched_layers[-1].kind + (", causal" if watched_layers[-1].is_causal else ""),
                  str(torch.equal(before, after)), f"{(slow[0] - before).abs().max():.0e}", f"{apart:.0e}"])  # fmt: skip
     assert torch.equal(before, after)
     assert apart < 1e-4
@@ -181,7 +181,7 @@ def longer(positions: Tensor):
 
 
 # %%
-text = " ".join(one.text for one in generate_documents(seed=3, count=200))  # made on the spot, as in lesson 8
+text = " ".join(document.text for document in generate_documents(seed=3, count=200))  # made on the spot, as in lesson 8
 read = tokenizer(text, return_tensors="pt", truncation=True, max_length=LENGTH)
 looks = {}
 for name, positions in tables.items():
@@ -222,17 +222,19 @@ def mib(size: float) -> str:
     return f"{size / 2**20:,.0f} MiB"
 
 
-kept = sum(x.numel() * x.element_size() for entry in long for x in (entry.attention.query, entry.attention.key))
+captured_size = sum(
+    x.numel() * x.element_size() for entry in long for x in (entry.attention.query, entry.attention.key)
+)
 square = sum(entry.shape[1] * LENGTH * LENGTH * 4 for entry in long)
 with Largest() as largest:
     picture = long[1].pooled_map(head=slice(0, 12), size=128)
 table(["", "of 6 layers"], [
     ["all weights: heads × Q × K, in float32", mib(square)],
-    ["what watch keeps: queries and keys", f"{mib(kept)}, 1 / {square / kept:.0f}"],
+    ["what watch keeps: queries and keys", f"{mib(captured_size)}, 1 / {square / captured_size:.0f}"],
     ["largest tensor while 12 maps of a layer are fig", mib(largest.size)],
     ["those maps", str(tuple(picture.shape))],
 ])  # fmt: skip
-assert square > 20 * kept
+assert square > 20 * captured_size
 assert largest.size < square / 20
 
 # %% [markdown] lang="en"
@@ -521,12 +523,12 @@ def spearman(a: Tensor, b: Tensor) -> float:
 
 edges = []
 for layer_number in range(6):
-    found = [
+    results = [
         cuts(text, layer_number, query)
         for text in SENTENCES[:3]
         for query in range(1, len(tokenizer(text)["input_ids"]) - 1, 3)
     ]
-    edges.append(spearman(torch.cat([w for w, _, _ in found]), torch.cat([e for _, e, _ in found])))
+    edges.append(spearman(torch.cat([w for w, _, _ in results]), torch.cat([e for _, e, _ in results])))
 print("edges, layer by layer:", [f"{one:.2f}" for one in edges])
 assert min(edges) > 0.4
 
