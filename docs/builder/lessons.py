@@ -190,7 +190,7 @@ def build_page(path: Path, cache: Path, into: Path, depends: Iterable[Path] = ()
 
 
 LISTED = (
-    "Attention from its reasons to its uses. Every figure and number was result by the code beside it when "
+    "Attention from its reasons to its uses. Every figure and number was computed by the code beside it when "
     "this site was built. Each lesson is a file of `docs/lessons`: run it (`python docs/lessons/02_….py`) or "
     "open it as a notebook.\n\n{.language}\n[한국어](../ko/lessons/index.md)",
     "어텐션이 왜 필요한지부터 어디에 쓰이는지까지 차례로 다룹니다. "
