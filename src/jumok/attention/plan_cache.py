@@ -5,9 +5,8 @@ and options. The first two calls with a key take the full path, with every check
 (:mod:`jumok.attention.plans`), which later calls run directly. Plans of calls with a mask are stored on the
 mask, which is immutable. All caches are bounded.
 
-Without plans, the checks and the choice take longer than attention itself over short sequences: 17 µs per call
-on a CPU, and 60 µs with padding, compared with 2 and 8 µs with a plan. ``F.scaled_dot_product_attention`` takes
-6 µs there. (float32, 2 × 4 heads × 5 tokens × 8, one thread of an AMD EPYC.)
+Without plans, the checks and the choice take several times as long as attention over short sequences itself
+(``bench/attention.py --section overhead``).
 
 A plan may decline a call by returning None, for example when the padding holds NaN. The call then takes the
 full path, so results and errors are always those of the full path.
