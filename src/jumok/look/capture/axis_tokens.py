@@ -93,9 +93,12 @@ def _count_shared_prefix(first: str, second: str) -> int:
 
 
 def decode_tokens(tokenizer: Any, lookup: TokenLookup, batch_size: int) -> list[list[str]]:
-    """Return the token texts of ``batch_size`` sequences; rows of a beam share those of their source."""
+    """Return the token texts of ``batch_size`` sequences; rows of a beam share those of their source.
+
+    Negative ids are padding behind the tokens, whose text is empty.
+    """
     decode = _get_token_decoder(tokenizer, lookup.embedding_name)
-    rows = [decode(ids) for ids in lookup.ids.tolist()]
+    rows = [decode([i for i in ids if i >= 0]) + [""] * sum(i < 0 for i in ids) for ids in lookup.ids.tolist()]
     return [rows[i * len(rows) // batch_size] for i in range(batch_size)]
 
 

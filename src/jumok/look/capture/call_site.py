@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from jumok.attention.caching import is_capturing_cuda_graph, is_tracing
 from jumok.errors import InputError
 from jumok.look.capture.captured_attention import CapturedAttention
-from jumok.look.capture.layouts import to_4d
 from jumok.look.capture.observer import OBSERVERS, FusedLayerInputs, ObservedCall, Observer
 from jumok.look.capture.patching import Function
 from jumok.look.capture.weight_tracking.softmax_analysis import TrackedSoftmax
@@ -136,21 +135,18 @@ class CallSite:
 
     # ---------------------------------------------------------------------------- modifications
 
-    def modify_result(self, call: ObservedCall, result: Any, is_bqhd: bool = False) -> Any:
-        """Return the result of a kernel after all modifications: its output, or a tuple that begins with it.
-
-        ``is_bqhd``: the output is ``(B, Q, H, Dv)``, not ``(…, H, Q, Dv)``.
-        """
+    def modify_result(self, call: ObservedCall, result: Any) -> Any:
+        """Return the result of a kernel after all modifications: its output, or a tuple that begins with it."""
         out, *others = result if isinstance(result, tuple) else (result,)
         if out.is_nested:
             return result
-        out_4d = out.transpose(1, 2) if is_bqhd else to_4d(out).reshape(*call.attention.shape[:3], out.shape[-1])
+        out_4d = call.read_output(out)
         modified = out_4d
         for observer, name in self.observers:
             modified = observer.modify_output(name, call.attention, call.value, modified)
         if modified is out_4d:
             return result
-        out = modified.transpose(1, 2) if is_bqhd else modified.reshape(out.shape)
+        out = call.write_output(modified, out)
         return (out, *others) if isinstance(result, tuple) else out
 
     def modify_attention(self, attention: CapturedAttention) -> CapturedAttention:
@@ -215,7 +211,6 @@ def is_observing() -> bool:
 def wrap_kernel(
     kernel: Function,
     read_call: Callable[..., ObservedCall],
-    is_bqhd: bool = False,
     run_within: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Function:
     """Return a function that runs an attention kernel and reports the call.
@@ -224,7 +219,6 @@ def wrap_kernel(
         kernel: Returns the output of the attention, or a tuple that begins with it.
         read_call: Gets the result of the kernel, then the kernel's arguments. It may raise
             :class:`UnsupportedCallError`.
-        is_bqhd: The output is ``(B, Q, H, Dv)``, not ``(…, H, Q, Dv)``.
         run_within: Returns a context in which observed calls run.
     """
 
@@ -237,7 +231,7 @@ def wrap_kernel(
         call = site.read_call(lambda: read_call(result, *args, **options))
         if call is None:
             return result
-        result = site.modify_result(call, result, is_bqhd)
+        result = site.modify_result(call, result)
         site.report(call)
         return result
 

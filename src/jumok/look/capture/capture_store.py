@@ -67,10 +67,8 @@ def _copy_if_overwritten(x: Tensor) -> Tensor:
 class MergedCalls:
     """A call, or the calls by which a layer attends to the same keys repeatedly in one run."""
 
-    query_ids: Tensor | None = None
-
-    def __init__(self, attention: CapturedAttention, call: ObservedCall) -> None:
-        self.first_call, self.sink = attention, call.sink
+    def __init__(self, attention: CapturedAttention, call: ObservedCall, query_ids: Tensor | None = None) -> None:
+        self.first_call, self.sink, self.query_ids = attention, call.sink, query_ids
         self.calls = [attention]
         tensors = (attention.query, attention.key, attention.mask, *call.score_tensors)
         # References to tensors that the model may overwrite.

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from jumok.look.capture.captured_attention import CapturedAttention
+from jumok.look.capture.layouts import to_4d
 from jumok.look.capture.module_stack import ModuleFrame, ModuleStack
+from jumok.look.capture.packing import PackedSequences
 from jumok.look.capture.weight_tracking.softmax_analysis import analyze_softmaxes
 
 
@@ -22,6 +24,24 @@ class ObservedCall(NamedTuple):
     sink: Tensor | None = None  # (H,) or (B, H, Q): a score in the softmax of every row that belongs to no key
     score_tensors: tuple[Tensor, ...] = ()  # read by the attention's score function or score mod
     is_bhqk: bool = True  # if scores were modified: their axes are known to be (B, H, Q, K)
+    is_bqhd: bool = False  # the kernel's output is (B, Q, H, Dv), not (…, H, Q, Dv)
+    packing: PackedSequences | None = None  # the kernel's output is (…, tokens, H, Dv), with the queries packed
+
+    def read_output(self, out: Tensor) -> Tensor:
+        """Return the kernel's output as ``(B, H, Q, Dv)``."""
+        batch, num_heads, num_queries, _ = self.attention.shape
+        if self.packing is not None:
+            return self.packing.unpack(out.reshape(-1, num_heads, out.shape[-1])).transpose(1, 2)
+        if self.is_bqhd:
+            return out.reshape(batch, num_queries, num_heads, out.shape[-1]).transpose(1, 2)
+        return to_4d(out).reshape(batch, num_heads, num_queries, out.shape[-1])
+
+    def write_output(self, modified: Tensor, out: Tensor) -> Tensor:
+        """Return ``modified`` ``(B, H, Q, Dv)`` in the layout of the kernel's output ``out``."""
+        if self.packing is not None:
+            packed = out.reshape(-1, modified.shape[1], modified.shape[3])
+            return self.packing.pack(modified.transpose(1, 2), packed).reshape(out.shape)
+        return (modified.transpose(1, 2) if self.is_bqhd else modified).reshape(out.shape)
 
 
 class GenerateResult(NamedTuple):

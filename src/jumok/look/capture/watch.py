@@ -192,12 +192,20 @@ class CaptureObserver(Observer):
             self._open_calls[name] = open_call, call.attention
         else:
             attention = self.store.detach_attention(call.attention)
-            open_call = MergedCalls(attention, call)
+            open_call = MergedCalls(attention, call, self._find_packed_ids(call))
             if self.store.device is not None:  # do not keep the original tensors longer than needed
                 self._open_calls = {}
             self._open_calls[name] = open_call, call.attention
             self.captures.layers.append(self.build_layer(name, kind, open_call))
-        self.captures.calls.append(self.build_layer(name, kind, MergedCalls(attention, call)))
+        self.captures.calls.append(self.build_layer(name, kind, MergedCalls(attention, call, open_call.query_ids)))
+
+    def _find_packed_ids(self, call: ObservedCall) -> Tensor | None:
+        """Return the tokens of packed queries ``(B, Q)``, -1 for padding, if the model looked them up as packed."""
+        if call.packing is None:
+            return None
+        num_tokens = call.packing.num_tokens
+        ids = next((lookup.ids for lookup in reversed(self.lookups) if lookup.ids.numel() == num_tokens), None)
+        return None if ids is None else call.packing.unpack(ids.flatten() + 1) - 1
 
     def includes(self, name: str) -> bool:
         return self.includes_layer(name)

@@ -1,70 +1,546 @@
-"""Kernels of other packages, replaced by functions that compute the same."""
+"""Functions of FlashAttention, replaced by functions with the same signatures that compute the same."""
 
 import sys
 import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from attention_models import FunctionAttention, random_qkv, run_watched
+from attention_models import FunctionAttention, run_watched
 from torch import Tensor, nn
 
 from jumok.errors import InputError
 from jumok.look.capture.watch import watch
+from jumok.look.views.ablation import knock_out
 
-UNPATCHED_SDPA = nn.functional.scaled_dot_product_attention
-computed_weights: list[Tensor] = []
-
-
-def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, **options: Any) -> Any:
-    """``(B, length, heads, width)``; causal masks and windows are aligned at the end."""
-    query, key, value = (x.transpose(1, 2) for x in (q, k, v))
-    key, value = (x.repeat_interleave(query.shape[1] // key.shape[1], 1) for x in (key, value))
-    distance = torch.arange(key.shape[2]) - torch.arange(query.shape[2])[:, None] - (key.shape[2] - query.shape[2])
-    left, right = options.get("window_size", (-1, -1))
-    right = 0 if options.get("causal") else right
-    allowed = (distance >= (-left if left >= 0 else -99)) & (distance <= (right if right >= 0 else 99))
-    scores = query @ key.mT * (options.get("softmax_scale") or query.shape[-1] ** -0.5)
-    if options.get("softcap"):
-        scores = options["softcap"] * (scores / options["softcap"]).tanh()
-    computed_weights[:] = [torch.special.softmax(scores.masked_fill(~allowed, -torch.inf), -1)]
-    return (computed_weights[0] @ value).transpose(1, 2)
+PAGE_SIZE = 3
+computed_weights: list[Tensor] = []  # of each sequence (H, Q, K)
 
 
-def memory_efficient_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return UNPATCHED_SDPA(query, key, value)
+# ------------------------------------------------------------------------ what the functions compute
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Any,
+    softcap: float,
+    slopes: Tensor | None = None,
+    first_key: int = 0,
+    chunk: int = 0,
+    sink: Tensor | None = None,
+) -> Tensor:
+    """One sequence: queries ``(Q, H, D)``, keys ``(K, G, D)``. Masks are aligned at the end."""
+    num_queries, num_keys = len(q), len(k)
+    left, right = (float("inf") if size is None or size < 0 else size for size in window_size)
+    right = 0 if causal else right
+    scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(q.shape[1] // k.shape[1], 1))
+    scores = scores * (q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale)
+    if softcap:
+        scores = softcap * (scores / softcap).tanh()
+    positions = range(num_keys - num_queries, num_keys)
+    distances = torch.tensor([[float(abs(p - j)) for j in range(num_keys)] for p in positions])
+    is_visible = torch.tensor(
+        [
+            [
+                first_key <= j and p - left <= j <= p + right and (not chunk or j // chunk == p // chunk)
+                for j in range(num_keys)
+            ]
+            for p in positions
+        ]
+    )
+    scores = scores if slopes is None else scores - slopes[:, None, None] * distances
+    scores = scores.masked_fill(~is_visible, -torch.inf)
+    if sink is not None:
+        scores = torch.cat([scores, sink[:, None, None].expand(-1, num_queries, 1)], dim=-1)
+    weights = scores.softmax(-1).nan_to_num(0.0)[..., :num_keys]
+    computed_weights.append(weights)
+    return torch.einsum("hqk,khd->qhd", weights, v.repeat_interleave(q.shape[1] // v.shape[1], 1))
+
+
+def attend_packed(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, **options: Any
+) -> Tensor:
+    slopes = options.pop("alibi_slopes", None)
+    out = torch.zeros_like(q)
+    for n in range(len(cu_seqlens_q) - 1):
+        rows, cols = (slice(int(cu[n]), int(cu[n + 1])) for cu in (cu_seqlens_q, cu_seqlens_k))
+        own_slopes = slopes if slopes is None or slopes.dim() == 1 else slopes[n]
+        out[rows] = attend(q[rows], k[cols], v[cols], slopes=own_slopes, **options)
+    return out
+
+
+def to_pages(x: Tensor, table: Tensor) -> Tensor:
+    """Return pages ``(pages, size, …)`` with the rows of ``x`` ``(B, L, …)`` at their places in ``table``."""
+    pages = torch.full((int(table.max()) + 2, PAGE_SIZE, *x.shape[2:]), torch.nan)
+    for row, numbers in zip(x, table, strict=True):
+        for page, number in zip(row.split(PAGE_SIZE), numbers, strict=False):
+            pages[number, : len(page)] = page
+    return pages
+
+
+# ---------------------------------------------------------------------------- version 2 (and 2.8)
+
+
+def flash_attn_func(
+    q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
+    deterministic=False, return_attn_probs=False,
+):  # fmt: skip
+    options = {"softmax_scale": softmax_scale, "causal": causal, "window_size": window_size, "softcap": softcap}
+    slopes = [alibi_slopes] * len(q) if alibi_slopes is None or alibi_slopes.dim() == 1 else alibi_slopes
+    out = torch.stack([attend(*row, slopes=slopes[n], **options) for n, row in enumerate(zip(q, k, v, strict=True))])
+    return (out, torch.zeros(1), None) if return_attn_probs else out
+
+
+def flash_attn_qkvpacked_func(
+    qkv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
+    deterministic=False, return_attn_probs=False,
+):  # fmt: skip
+    return flash_attn_func(*qkv.unbind(2), 0.0, softmax_scale, causal, window_size, softcap, alibi_slopes)
+
+
+def flash_attn_kvpacked_func(
+    q, kv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
+    deterministic=False, return_attn_probs=False,
+):  # fmt: skip
+    return flash_attn_func(q, *kv.unbind(2), 0.0, softmax_scale, causal, window_size, softcap, alibi_slopes)
+
+
+def flash_attn_varlen_func(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False,
+    window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False,
+    block_table=None,
+):  # fmt: skip
+    if block_table is not None:
+        lengths = cu_seqlens_k.diff().tolist()
+        k, v = (
+            torch.cat([x[table].flatten(0, 1)[:n] for table, n in zip(block_table.long(), lengths, strict=True)])
+            for x in (k, v)
+        )
+    return attend_packed(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+        softcap=softcap, alibi_slopes=alibi_slopes,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+    alibi_slopes=None, deterministic=False, return_attn_probs=False,
+):  # fmt: skip
+    return flash_attn_varlen_func(
+        *qkv.unbind(1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, 0.0, softmax_scale, causal, window_size,
+        softcap, alibi_slopes,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_kvpacked_func(
+    q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False,
+    window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False,
+):  # fmt: skip
+    return flash_attn_varlen_func(
+        q, *kv.unbind(1), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, softmax_scale, causal,
+        window_size, softcap, alibi_slopes,
+    )  # fmt: skip
+
+
+def rotate(x: Tensor, positions: list[int], cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Rotate pairs of dimensions of ``(L, H, D)`` as complex numbers."""
+    half = cos.shape[-1]
+    first, second = (0, 1) if interleaved else (0, half)
+    step = 2 if interleaved else 1
+    x = x.clone()
+    real, imaginary = x[..., first : 2 * half : step][..., :half], x[..., second : 2 * half : step][..., :half]
+    turned = torch.complex(real, imaginary) * torch.complex(cos[positions], sin[positions])[:, None]
+    x[..., first : 2 * half : step][..., :half] = turned.real
+    x[..., second : 2 * half : step][..., :half] = turned.imag
+    return x
+
+
+def flash_attn_with_kvcache(
+    q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, cache_batch_idx=None,
+    cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+    rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False,
+):  # fmt: skip
+    out = []
+    for n in range(len(q)):
+        row = n if cache_batch_idx is None else int(cache_batch_idx[n])
+        length = cache_seqlens if isinstance(cache_seqlens, int) else None
+        if length is None:
+            length = k_cache.shape[1] if cache_seqlens is None else int(cache_seqlens[n])
+        query, num_new = q[n], 0 if k is None else k.shape[1]
+
+        def locate(j: int, n: int = n, row: int = row) -> tuple[int, int]:
+            if block_table is None:
+                return row, j
+            return int(block_table[n, j // PAGE_SIZE]), j % PAGE_SIZE
+
+        if rotary_cos is not None:
+            is_local = causal or tuple(window_size) != (-1, -1)
+            steps = [length + (i if is_local else 0) for i in range(len(query))]
+            query = rotate(query, steps, rotary_cos, rotary_sin, rotary_interleaved)
+        for i in range(num_new):
+            new = k[n, i][None]
+            if rotary_cos is not None:
+                new = rotate(new, [length + i], rotary_cos, rotary_sin, rotary_interleaved)
+            with torch._C._AutoDispatchBelowAutograd():  # a kernel does not count versions
+                k_cache.data[locate(length + i)], v_cache.data[locate(length + i)] = new[0], v[n, i]
+        keys, values = (
+            torch.stack([cache[locate(j)] for j in range(length + num_new)]) for cache in (k_cache, v_cache)
+        )
+        first_key = 0 if cache_leftpad is None else int(cache_leftpad[n])
+        options = {"softmax_scale": softmax_scale, "causal": causal, "window_size": window_size, "softcap": softcap}
+        out.append(attend(query, keys, values, slopes=alibi_slopes, first_key=first_key, **options))
+    return torch.stack(out)
+
+
+VERSION_2 = (
+    flash_attn_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_kvpacked_func,
+    flash_attn_varlen_func,
+    flash_attn_varlen_qkvpacked_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_with_kvcache,
+)
+
+
+# -------------------------------------------------------------------------------------- version 3
+
+
+def flash_attn_3_func(
+    q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
+    window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False,
+    sm_margin=0, return_attn_probs=False,
+):  # fmt: skip
+    if qv is not None:
+        softmax_scale = (q.shape[-1] + qv.shape[-1]) ** -0.5 if softmax_scale is None else softmax_scale
+        q, k = torch.cat([q, qv], -1), torch.cat([k, v], -1)
+    options = {"softmax_scale": softmax_scale, "causal": causal, "window_size": window_size, "softcap": softcap}
+    return torch.stack([attend(*row, chunk=attention_chunk, **options) for row in zip(q, k, v, strict=True)])
+
+
+def flash_attn_3_qkvpacked_func(
+    qkv, softmax_scale=None, causal=False, q_descale=None, k_descale=None, v_descale=None, window_size=(-1, -1),
+    attention_chunk=0, softcap=0.0, deterministic=False, num_heads_q=None, sm_margin=0, return_attn_probs=False,
+):  # fmt: skip
+    heads = (qkv.shape[2] - num_heads_q) // 2
+    return flash_attn_3_func(*qkv.split([num_heads_q, heads, heads], 2), softmax_scale, causal)
+
+
+def flash_attn_3_varlen_func(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, seqused_k=None,
+    softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None, window_size=(-1, -1),
+    attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0,
+    return_attn_probs=False,
+):  # fmt: skip
+    out = torch.zeros_like(q)
+    for n, (first_query, first_key) in enumerate(zip(cu_seqlens_q[:-1], cu_seqlens_k[:-1], strict=True)):
+        rows = slice(int(first_query), int(first_query + seqused_q[n]))
+        cols = slice(int(first_key), int(first_key + seqused_k[n]))
+        options = {"softmax_scale": softmax_scale, "causal": causal, "window_size": window_size, "softcap": softcap}
+        out[rows] = attend(q[rows], k[cols], v[cols], **options)
+    return out
+
+
+def flash_attn_3_with_kvcache(
+    q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
+    cache_batch_idx=None, cache_leftpad=None, page_table=None, cu_seqlens_q=None, cu_seqlens_k_new=None,
+    max_seqlen_q=None, rotary_seqlens=None, q_descale=None, k_descale=None, v_descale=None, softmax_scale=None,
+    causal=False, window_size=(-1, -1), attention_chunk=0, softcap=0.0, rotary_interleaved=True,
+    scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0, return_softmax_lse=False,
+):  # fmt: skip
+    out = torch.zeros_like(q)
+    for n, length in enumerate(cache_seqlens.tolist()):
+        rows = slice(int(cu_seqlens_q[n]), int(cu_seqlens_q[n + 1]))
+        keys, values = (cache[page_table[n].long()].flatten(0, 1)[:length] for cache in (k_cache, v_cache))
+        options = {"softmax_scale": softmax_scale, "causal": causal, "window_size": window_size, "softcap": softcap}
+        out[rows] = attend(q[rows], keys, values, **options)
+    return out
+
+
+# -------------------------------------------------------------------------------------- version 4
+
+
+def flash_attn_4_func(
+    q, k, v, softmax_scale=None, causal=False, window_size=(None, None), learnable_sink=None, softcap=0.0,
+    num_splits=1, pack_gqa=None, deterministic=False, mask_mod=None, full_block_cnt=None, full_block_idx=None,
+    mask_block_cnt=None, mask_block_idx=None, block_size=None, return_lse=False,
+):  # fmt: skip
+    options = {"softmax_scale": softmax_scale, "causal": causal, "window_size": window_size, "softcap": softcap}
+    return torch.stack([attend(*row, sink=learnable_sink, **options) for row in zip(q, k, v, strict=True)]), None
+
+
+def later_version_of_flash_attn_func(q, k, v, bias=None, **options):
+    return flash_attn_func(q, k, v)
 
 
 @pytest.fixture(autouse=True)
 def _packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, function in (("flash_attn", flash_attn_func), ("xformers.ops", memory_efficient_attention)):
+    packages: dict[str, dict[str, Callable[..., Any]]] = {
+        "flash_attn": {function.__name__: function for function in VERSION_2},
+        "flash_attn_interface": {
+            "flash_attn_func": flash_attn_3_func,
+            "flash_attn_qkvpacked_func": flash_attn_3_qkvpacked_func,
+            "flash_attn_varlen_func": flash_attn_3_varlen_func,
+            "flash_attn_with_kvcache": flash_attn_3_with_kvcache,
+        },
+        "flash_attn.cute": {"flash_attn_func": flash_attn_4_func},
+        "aiter": {"flash_attn_func": later_version_of_flash_attn_func},
+    }
+    for name, functions in packages.items():
         package = types.ModuleType(name)
-        setattr(package, function.__name__, function)
+        vars(package).update(functions)
         monkeypatch.setitem(sys.modules, name, package)
 
 
+def check(function: Callable[..., Any], *tensors: Tensor, **options: Any) -> Any:
+    """Compare the captured weights with those that the function computed; returns the captures."""
+    computed_weights.clear()
+    _, captures = run_watched(FunctionAttention(function, **options), *tensors)
+    batch = captures[0].shape[0]
+    expected = computed_weights[-batch:]
+    for n, weights in enumerate(expected):
+        heads, queries, keys = weights.shape
+        captured = captures[0].weights(batch=n)
+        torch.testing.assert_close(captured[:, :queries, :keys], weights)
+        assert not captured[:, queries:].any()  # padding
+        assert not captured[:, :, keys:].any()
+        assert captured.shape[0] == heads
+    return captures
+
+
+def random_packed(lengths: list[int], heads: int, width: int = 4) -> tuple[Tensor, Tensor]:
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    return torch.randn(sum(lengths), heads, width), cu_seqlens
+
+
+# ------------------------------------------------------------------------------------------ tests
+
+MASKS: list[dict[str, Any]] = [
+    {},
+    {"causal": True},
+    {"window_size": (2, 1)},
+    {"causal": True, "window_size": (2, 0), "softcap": 1.5, "softmax_scale": 0.7},
+    {"alibi_slopes": torch.tensor([0.5, 0.25, 0.125, 1.0, 0.75, 0.1])},
+    {"causal": True, "alibi_slopes": torch.rand(3, 6), "softcap": 0.8},
+]
+
+
+@pytest.mark.parametrize("options", MASKS)
+def test_rows_of_equal_length(options: dict[str, Any]) -> None:
+    check(flash_attn_func, torch.randn(3, 5, 6, 4), torch.randn(3, 7, 2, 4), torch.randn(3, 7, 2, 4), **options)
+
+
+@pytest.mark.parametrize("options", MASKS)
+def test_packed_sequences(options: dict[str, Any]) -> None:
+    query, cu_q = random_packed([5, 2, 3], 6)
+    key, cu_k = random_packed([7, 4, 3], 2)
+    layouts = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_q": 5, "max_seqlen_k": 7}
+    captures = check(flash_attn_varlen_func, query, key, torch.randn(14, 2, 4), **layouts, **options)
+    assert captures[0].shape == (3, 6, 5, 7)
+    check(flash_attn_varlen_kvpacked_func, query, torch.randn(14, 2, 2, 4), **layouts, **options)
+    check(flash_attn_varlen_qkvpacked_func, torch.randn(10, 3, 6, 4), cu_seqlens=cu_q, max_seqlen=5, **options)
+
+
+def test_packed_sequences_of_equal_length_are_not_copied() -> None:
+    query, cu_seqlens = random_packed([5, 5, 5], 3)
+    options = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens, "max_seqlen_q": 5, "max_seqlen_k": 5}
+    captures = check(flash_attn_varlen_func, query, query, query, causal=True, **options)
+    assert captures[0].attention.query.data_ptr() == query.data_ptr()
+    assert captures[0].is_causal
+
+
+@pytest.mark.parametrize("options", MASKS)
+def test_queries_keys_and_values_in_one_tensor(options: dict[str, Any]) -> None:
+    check(flash_attn_qkvpacked_func, torch.randn(3, 5, 3, 6, 4), **options)
+    check(flash_attn_kvpacked_func, torch.randn(3, 5, 6, 4), torch.randn(3, 7, 2, 2, 4), **options)
+
+
+def test_tokens_of_packed_sequences() -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(11, 4)
+
+        def forward(self, ids: Tensor, cu_seqlens: Tensor) -> Any:
+            x = self.embedding(ids)[0, :, None]
+            return flash_attn_varlen_func(x, x, x, cu_seqlens, cu_seqlens, 3, 3)
+
+    ids, cu_seqlens = torch.tensor([[7, 8, 9, 3, 4]]), torch.tensor([0, 3, 5])
+    model = Packed()
+    with watch(model, tokenizer=lambda ids: [f"<{i}>" for i in ids]) as captures:
+        model(ids, cu_seqlens)
+    assert captures[0].query_tokens == [["<7>", "<8>", "<9>"], ["<3>", "<4>", ""]]
+    assert captures[0].key_tokens == captures[0].query_tokens
+    assert captures[0].kind == "self"
+
+
+def test_edges_of_packed_sequences_are_knocked_out() -> None:
+    query, cu_seqlens = random_packed([4, 2], 2)
+    model = FunctionAttention(
+        flash_attn_varlen_func, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, max_seqlen_q=4, max_seqlen_k=4
+    )
+    value = torch.eye(6)[:, None].expand(-1, 2, -1)[..., :4].contiguous()  # the output is the weights
+    with knock_out(model, {"FunctionAttention": [0, (1, 1, 0)]}):
+        out = model(query, query, value)
+    plain = model(query, query, value)
+    assert not out[:, 0].any()
+    assert out[1, 1, 0] == 0 != plain[1, 1, 0]
+    torch.testing.assert_close(out[1, 1, 1:].sum(), torch.tensor(1.0))
+    torch.testing.assert_close(out[[0, 2, 3], 1], plain[[0, 2, 3], 1])
+
+
+@pytest.mark.parametrize("is_paged", [False, True])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"causal": True}, {"window_size": (2, 1)}, {"causal": True, "window_size": (2, 0), "softcap": 1.5}],
+    [
+        {},
+        {"causal": True, "cache_leftpad": torch.tensor([0, 2])},
+        {"causal": True, "new": 2, "rotary": 3},
+        {"new": 2, "rotary": 2, "rotary_interleaved": False},
+        {"new": 1, "window_size": (3, 0), "softcap": 2.0, "alibi_slopes": torch.rand(6)},
+    ],
 )
-def test_flash_attention_called_directly(options: dict[str, Any]) -> None:
+def test_caches(is_paged: bool, options: dict[str, Any]) -> None:
+    options = dict(options)
+    lengths, caches = torch.tensor([4, 6], dtype=torch.int32), [torch.randn(2, 9, 2, 8) for _ in range(2)]
+    if is_paged:
+        table = torch.tensor([[3, 0, 5], [1, 4, 2]], dtype=torch.int32)
+        caches, options["block_table"] = [to_pages(cache, table) for cache in caches], table
+    num_new, rotary = options.pop("new", 0), options.pop("rotary", 0)
+    if num_new:
+        options |= {"k": torch.randn(2, num_new, 2, 8), "v": torch.randn(2, num_new, 2, 8)}
+    if rotary:
+        angles = torch.rand(11, rotary)
+        options |= {"rotary_cos": angles.cos(), "rotary_sin": angles.sin()}
+    captures = check(
+        flash_attn_with_kvcache, torch.randn(2, max(num_new, 2), 6, 8), *caches, cache_seqlens=lengths, **options
+    )
+    expected = captures[0].weights()
+    for cache in caches:
+        cache.zero_()  # the next step overwrites the cache
+    lengths.zero_()
+    torch.testing.assert_close(captures[0].weights(), expected)
+
+
+def test_cache_of_other_rows_and_of_one_length() -> None:
+    caches = [torch.randn(5, 9, 2, 8) for _ in range(2)]
+    options = {"cache_seqlens": 7, "cache_batch_idx": torch.tensor([4, 1])}
+    captures = check(flash_attn_with_kvcache, torch.randn(2, 1, 6, 8), *caches, **options)
+    assert captures[0].shape == (2, 6, 1, 7)
+    check(flash_attn_with_kvcache, torch.randn(5, 3, 6, 8), *caches, causal=True)
+
+
+def test_packed_queries_of_keys_in_pages() -> None:
+    query, cu_q = random_packed([2, 1], 6)
+    table = torch.tensor([[2, 0], [1, -1]], dtype=torch.int32)
+    pages = [to_pages(torch.randn(2, 6, 2, 4), table.clamp(0)) for _ in range(2)]
+    cu_k = torch.tensor([0, 5, 8], dtype=torch.int32)
+    options = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_q": 2, "max_seqlen_k": 5, "causal": True}
+    captures = check(flash_attn_varlen_func, query, *pages, block_table=table, **options)
+    assert captures[0].shape == (2, 6, 2, 5)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True, "attention_chunk": 3}, {"qv": torch.randn(2, 5, 6, 3)}])
+def test_version_3(options: dict[str, Any]) -> None:
+    value = torch.randn(2, 7, 2, 3)
+    check(flash_attn_3_func, torch.randn(2, 5, 6, 4), torch.randn(2, 7, 2, 4), value, **options)
+
+
+def test_version_3_packed() -> None:
+    query, cu_q = random_packed([5, 4], 6)
+    key, cu_k = random_packed([7, 5], 2)
+    options = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_q": 5, "max_seqlen_k": 7, "causal": True}
+    used = {"seqused_q": torch.tensor([3, 4]), "seqused_k": torch.tensor([4, 5])}
+    captures = check(flash_attn_3_varlen_func, query, key, torch.randn(12, 2, 4), **options, **used)
+    assert captures[0].shape == (2, 6, 4, 5)
+    check(flash_attn_3_qkvpacked_func, torch.randn(2, 5, 10, 4), num_heads_q=6, causal=True)
+    table = torch.tensor([[2, 0, 4], [1, 3, 5]], dtype=torch.int32)
+    pages = [to_pages(torch.randn(2, 9, 2, 4), table) for _ in range(2)]
+    options = {"page_table": table, "cu_seqlens_q": cu_q, "cache_seqlens": torch.tensor([8, 6]), "max_seqlen_q": 5}
+    captures = check(flash_attn_3_with_kvcache, query, *pages, causal=True, **options)
+    assert captures[0].shape == (2, 6, 5, 8)
+
+
+def test_version_4_with_a_sink() -> None:
     qkv = torch.randn(2, 5, 6, 4), torch.randn(2, 7, 2, 4), torch.randn(2, 7, 2, 4)
-    _, captures = run_watched(FunctionAttention(flash_attn_func, **options), *qkv)
-    torch.testing.assert_close(captures[0].weights(), computed_weights[0])
+    check(flash_attn_4_func, *qkv, learnable_sink=torch.randn(6), window_size=(3, None), causal=True)
 
 
 @pytest.mark.parametrize(
     ("function", "options", "reason"),
     [
-        (memory_efficient_attention, {}, "Block: it calls xformers.ops.memory_efficient_attention, which is not"),
-        (flash_attn_func, {"alibi_slopes": torch.ones(3)}, "Block: FlashAttention with alibi_slopes"),
-        (flash_attn_func, {"new_option": 1}, "Block: it is called in an unusual form .*new_option"),
+        (flash_attn_3_func, {"q_descale": torch.ones(2, 2)}, "flash_attn_interface.flash_attn_func with q_descale"),
+        (flash_attn_4_func, {"mask_mod": max}, "flash_attn.cute.flash_attn_func with mask_mod is not supported"),
+        (later_version_of_flash_attn_func, {"bias": torch.ones(7)}, "aiter.flash_attn_func with bias is not"),
     ],
 )
-def test_unsupported_calls_are_reported(function: Any, options: dict[str, Any], reason: str) -> None:
+def test_unsupported_arguments_are_named(function: Any, options: dict[str, Any], reason: str) -> None:
     class Block(FunctionAttention):  # a name that does not suggest attention
         pass
 
-    model, qkv = Block(function, **options), random_qkv(2, 3, queries=7)
-    with pytest.raises(InputError, match=reason), watch(model):
+    qkv = torch.randn(2, 5, 6, 4), torch.randn(2, 7, 2, 4), torch.randn(2, 7, 2, 4)
+    model = Block(function, **options)
+    with pytest.raises(InputError, match=f"Block: {reason}"), watch(model):
         model(*qkv)
+
+
+# ------------------------------------------------------------------------- varlen_attn of PyTorch
+
+
+@pytest.fixture
+def varlen_on_cpu() -> Iterator[None]:
+    """PyTorch's own function, whose kernel runs on GPUs only: here, a kernel for CPUs."""
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+
+    def compute(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cu_seq_q: Tensor,
+        cu_seq_k: Tensor,
+        max_q: int,
+        max_k: int,
+        is_causal: bool = False,
+        scale: float | None = None,
+        window_size: list[int] | None = None,
+        *rest: Any,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        options = {"softmax_scale": scale, "causal": is_causal, "window_size": window_size or (-1, -1), "softcap": 0}
+        out = attend_packed(query, key, value, cu_seq_q, cu_seq_k, **options)
+        return out, torch.zeros(query.shape[1], len(query)), torch.zeros(2, dtype=torch.uint64)
+
+    varlen._varlen_attn.register_kernel("cpu")(compute)
+    yield
+    varlen._varlen_attn._backend_fns.pop("cpu")
+
+
+@pytest.mark.usefixtures("varlen_on_cpu")
+@pytest.mark.parametrize("options", [{}, {"window_size": (-1, 0)}, {"window_size": (2, 1), "scale": 0.6}])
+def test_varlen_attn_of_pytorch(options: dict[str, Any]) -> None:
+    from torch.nn.attention.varlen import varlen_attn
+
+    query, cu_q = random_packed([5, 2, 3], 6)
+    key, cu_k = random_packed([7, 4, 3], 6)
+    positions = {"cu_seq_q": cu_q, "cu_seq_k": cu_k, "max_q": 5, "max_k": 7}
+    captures = check(varlen_attn, query, key, torch.randn(14, 6, 4), **positions, **options)
+    assert captures[0].shape == (3, 6, 5, 7)
+
+
+@pytest.mark.gpu
+def test_varlen_attn_on_a_gpu() -> None:
+    from torch.nn.attention.varlen import varlen_attn
+
+    cu_seqlens = torch.tensor([0, 5, 12], dtype=torch.int32, device="cuda")
+    qkv = [torch.randn(12, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    positions = {"cu_seq_q": cu_seqlens, "cu_seq_k": cu_seqlens, "max_q": 7, "max_k": 7, "window_size": (-1, 0)}
+    out, captures = run_watched(FunctionAttention(varlen_attn, **positions), *qkv)
+    values = torch.nn.utils.rnn.pad_sequence([qkv[2][:5], qkv[2][5:]], batch_first=True).transpose(1, 2).float()
+    expected = (captures[0].weights() @ values).transpose(1, 2)
+    torch.testing.assert_close(out[:5].float(), expected[0, :5], atol=0.02, rtol=0.02)
+    torch.testing.assert_close(out[5:].float(), expected[1], atol=0.02, rtol=0.02)

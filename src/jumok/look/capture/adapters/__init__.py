@@ -49,9 +49,11 @@ from jumok.look.capture.adapters import (
     handwritten,
     huggingface,
     jumok_attention,
+    sage,
     sdpa,
     torch_nn,
     value_probing,
+    xformers,
 )
 from jumok.look.capture.observer import OBSERVERS, Observer
 from jumok.look.capture.patching import AttributePatch, FunctionPatch, apply_patches, wrap_compile
@@ -69,6 +71,8 @@ ADAPTERS: tuple[Adapter, ...] = (
     sdpa,
     flex,
     flash,
+    xformers,
+    sage,
     torch_nn,
     huggingface,
     jumok_attention,

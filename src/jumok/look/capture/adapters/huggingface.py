@@ -164,12 +164,12 @@ def _run_flash(site: CallSite, call: _ImplementationCall, run: Function) -> Any:
         attention = flash.capture_windowed_attention(
             call.query, call.key, call.scale, options.get("softcap"), mask, left, 0 if causal else left
         )
-        return ObservedCall(attention, call.value, sink=options.get("s_aux"))
+        return ObservedCall(attention, call.value, sink=options.get("s_aux"), is_bqhd=True)
 
     observed = site.read_call(read_call)
     if observed is None:
         return result
-    result = site.modify_result(observed, result, is_bqhd=True)
+    result = site.modify_result(observed, result)
     site.report(observed)
     return result
 
