@@ -6,7 +6,6 @@ import pickle
 import sys
 import threading
 import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -100,59 +99,6 @@ def test_scripted_module_is_reported() -> None:
     model = nn.Sequential(torch.jit.script(SdpaAttention()))
     with pytest.raises(InputError, match="0: SdpaAttention is scripted"), watch(model):
         model(torch.randn(2, 3, 5, 4))
-
-
-# ---------------------------------------------------------------------------------- compiled models
-
-
-def compile_whole() -> nn.Module:
-    return torch.compile(build_encoder())  # type: ignore[return-value]
-
-
-def compile_inside() -> nn.Module:
-    model = build_encoder()
-    model.layers[0].compile()
-    return model
-
-
-def compile_forward() -> nn.Module:
-    model = build_encoder()
-    model.forward = torch.compile(model.forward)  # type: ignore[method-assign]
-    return model
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (compile_whole, "the model is compiled.*compiled._orig_mod"),
-        (compile_inside, "layers.0 is compiled.*force_eager"),
-        (compile_forward, "the model is compiled.*force_eager"),
-    ],
-)
-def test_compiled_modules_are_refused_with_the_remedy(build: Callable[[], nn.Module], message: str) -> None:
-    with pytest.raises(InputError, match=message), watch(build()):
-        pass
-
-
-def test_the_remedies_for_compiled_modules_work() -> None:
-    model = compile_inside()
-    with torch.compiler.set_stance("force_eager"), watch(model) as captures:
-        model(X)
-    assert len(captures) == 2
-    _, captures = run_watched(compile_whole()._orig_mod, X)  # type: ignore[arg-type]
-    assert len(captures) == 2
-
-
-@pytest.mark.filterwarnings("ignore:Using `torch.compile")
-def test_compiled_wrapper_of_the_model_is_refused_with_the_remedy() -> None:
-    model = build_encoder()
-    compiled = torch.compile(model, backend="eager")
-    compiled(X)
-    with pytest.raises(InputError, match=r"compiled by torch\.compile.*force_eager"), watch(model):
-        compiled(X)
-    with torch.compiler.set_stance("force_eager"), watch(model) as captures:  # the remedy
-        compiled(X)
-    assert len(captures) == 2
 
 
 # ----------------------------------------------------------------------------------------- layers

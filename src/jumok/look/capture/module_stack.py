@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,12 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import (
+    _global_forward_hooks,
+    _global_forward_hooks_always_called,
     _global_forward_hooks_with_kwargs,
+    _global_forward_pre_hooks,
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
 from torch.utils.hooks import RemovableHandle
 
+from jumok.look.capture.module_wrappers import WRAPPER_ATTRIBUTES, get_wrapped_module
 from jumok.look.capture.weight_tracking.weight_tracker import count_other_modes
 
 ATTENTION_PATTERN = re.compile(r"att(entio)?n|mha(?![a-z])|multi_?head", re.IGNORECASE)
@@ -37,6 +41,13 @@ HEAD_COUNT_ATTRIBUTES = (
     "nhead",
     "heads",
     "h",
+)
+WRAPPER_PATTERN = re.compile(rf"(^|\.)({'|'.join(WRAPPER_ATTRIBUTES)})(?=\.|$)")  # their part of a name
+GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
+    _global_forward_pre_hooks,
+    _global_forward_hooks,
+    _global_forward_hooks_with_kwargs,
+    _global_forward_hooks_always_called,
 )
 SIMPLE_LAYER_PREFIXES = ("torch.nn.modules.", "transformers.activations")  # layers without children
 
@@ -76,18 +87,21 @@ class ModuleStack:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.names = {
-            id(module): name or type(model).__name__
+        modules = {
+            WRAPPER_PATTERN.sub("", name): module
             for name, module in model.named_modules()
-            if not isinstance(module, nn.Softmax)  # it acts as a function of the module that calls it
+            # A softmax acts as a function of the module that calls it.
+            if not isinstance(module, nn.Softmax) and get_wrapped_module(module) is None
         }
+        self.modules: dict[str, nn.Module] = {name or type(model).__name__: module for name, module in modules.items()}
+        self.names = {id(module): name for name, module in self.modules.items()}
         self.frames: list[ModuleFrame] = []
         self.forward_index = 0  # number of outer forward calls so far
         self.is_complete = True  # whether all modules are tracked, not only a few
         self.needs_all = False  # whether an attention was named after the module that was running
         self._may_attend: dict[int, bool] = {}
         self._hooks: tuple[Hook, Hook] | None = None
-        self._handles: list[RemovableHandle] = []
+        self.handles: list[RemovableHandle] = []
 
     @contextmanager
     def track_calls(
@@ -140,7 +154,7 @@ class ModuleStack:
         self._remove_hooks()
         if self._hooks is not None:
             enter, leave = self._hooks
-            self._handles = [
+            self.handles = [
                 register_module_forward_pre_hook(enter),
                 register_module_forward_hook(leave, with_kwargs=True, always_call=True),
             ]
@@ -155,16 +169,16 @@ class ModuleStack:
         if self._hooks is not None:
             enter, leave = self._hooks
             for module in modules:
-                self._handles.append(module.register_forward_pre_hook(enter))
-                self._handles.append(module.register_forward_hook(leave, with_kwargs=True, always_call=True))
+                self.handles.append(module.register_forward_pre_hook(enter))
+                self.handles.append(module.register_forward_hook(leave, with_kwargs=True, always_call=True))
         self.is_complete = False
 
     def _remove_hooks(self) -> None:
-        for handle in self._handles:
+        for handle in self.handles:
             handle.remove()
             # PyTorch leaves this entry behind and then warns about hooks at each compiled module.
             _global_forward_hooks_with_kwargs.pop(handle.id, None)
-        self._handles = []
+        self.handles = []
 
     def may_attend(self, module: nn.Module) -> bool:
         """See :func:`may_attend`, which is called once for each module."""
@@ -192,7 +206,28 @@ class ModuleStack:
 
     def get_module(self, name: str) -> nn.Module:
         """Return the module of this name."""
-        return self.model if name == self.names[id(self.model)] else self.model.get_submodule(name)
+        return self.modules[name]
+
+
+@contextmanager
+def suspend_hooks(stacks: Sequence[ModuleStack]) -> Iterator[None]:
+    """Run code without the hooks of these stacks, and restore them in their order."""
+    handles = [handle for stack in stacks for handle in stack.handles]
+    references = [ref() for handle in handles for ref in (handle.hooks_dict_ref, *handle.extra_dict_ref)]
+    hook_dicts = {id(hooks): hooks for hooks in (*GLOBAL_HOOKS, *references) if hooks is not None}.values()
+    hook_ids = {handle.id for handle in handles}
+    before = [dict(hooks) for hooks in hook_dicts]
+    for hooks in hook_dicts:
+        for hook_id in hook_ids & hooks.keys():
+            del hooks[hook_id]
+    try:
+        yield
+    finally:
+        for hooks, saved in zip(hook_dicts, before, strict=True):
+            remaining = hook_ids | hooks.keys()
+            restored = {hook_id: hook for hook_id, hook in saved.items() if hook_id in remaining} | hooks
+            hooks.clear()
+            hooks.update(restored)
 
 
 def _collect_shapes(values: Any) -> list[tuple[int, ...]]:

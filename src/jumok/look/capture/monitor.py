@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from jumok.errors import InputError
 from jumok.look.capture.adapters import attach_observer
 from jumok.look.capture.capture_store import add_sink
-from jumok.look.capture.compile_check import require_uncompiled
 from jumok.look.capture.merge import AttentionPart, merge_parts
+from jumok.look.capture.module_wrappers import require_uncompiled
 from jumok.look.capture.observer import GenerateResult, ObservedCall
 from jumok.look.capture.watch import CaptureObserver, LayerFilter, build_layer_filter
 from jumok.look.views.statistics import compute_statistics

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from jumok.errors import InputError
 from jumok.look.capture.captured_attention import CapturedAttention
 from jumok.look.capture.layouts import to_4d
 from jumok.look.capture.module_stack import ModuleFrame, ModuleStack
@@ -105,6 +106,13 @@ class Observer:
 
     def on_missed_attention(self, name: str, reason: str) -> None:
         """Called for each attention that cannot be captured."""
+
+    def on_compiled_call(self, name: str) -> None:
+        """Called before a compiled module runs: first its original, which is observed, then the compiled code."""
+        raise InputError(
+            f"{name} was called as compiled by torch.compile, and compiled code runs without Python; run it "
+            'uncompiled for once, with torch.compiler.set_stance("force_eager")'
+        )
 
     def modify_attention(self, name: str, attention: CapturedAttention) -> CapturedAttention:
         """Return the attention after this observer's modifications."""

@@ -74,6 +74,11 @@ class _Slot:
     original: Any  # the value before; ABSENT: none of its own
     assign: Callable[[Any], None]
     num_users: int = 1
+    wrapper: Any = None
+
+    def patch(self, wrapper: Any) -> None:
+        self.wrapper = wrapper
+        self.assign(wrapper)
 
     @property
     def key(self) -> tuple[int, str]:
@@ -115,13 +120,13 @@ def apply_patches(patches: Iterable[FunctionPatch | AttributePatch], model: nn.M
                 patch = targets.find(function)
                 if slot.key not in _PATCHED_SLOTS and patch is not None:
                     wrapper = _wrap(function, patch.wrap)
-                    slot.assign(staticmethod(wrapper) if is_static else wrapper)
+                    slot.patch(staticmethod(wrapper) if is_static else wrapper)
                     _PATCHED_SLOTS[slot.key] = slot
                     keys.append(slot.key)
             for owner, name, wrap in attributes:
                 slot = _Slot(owner, name, vars(owner).get(name, ABSENT), functools.partial(_set_attribute, owner, name))
                 if slot.key not in _PATCHED_SLOTS:
-                    slot.assign(_wrap(getattr(owner, name), wrap))
+                    slot.patch(_wrap(getattr(owner, name), wrap))
                     _PATCHED_SLOTS[slot.key] = slot
                     keys.append(slot.key)
         yield
@@ -132,6 +137,22 @@ def apply_patches(patches: Iterable[FunctionPatch | AttributePatch], model: nn.M
                 slot.num_users -= 1
                 if slot.num_users == 0:
                     slot.assign(_PATCHED_SLOTS.pop(key).original)
+
+
+@contextmanager
+def suspend_patches() -> Iterator[None]:
+    """Run code with the original functions in all slots."""
+    with _LOCK:
+        slots = list(_PATCHED_SLOTS.values())
+        for slot in reversed(slots):
+            slot.assign(slot.original)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            for slot in slots:
+                if _PATCHED_SLOTS.get(slot.key) is slot:  # it may have been restored meanwhile
+                    slot.assign(slot.wrapper)
 
 
 def wrap_compile(compile_: Function) -> Function:

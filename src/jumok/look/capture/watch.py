@@ -20,7 +20,6 @@ from jumok.look.capture.call_site import are_reports_suppressed
 from jumok.look.capture.capture_store import CaptureStore, MergedCalls, is_continuation
 from jumok.look.capture.captured_attention import CapturedAttention
 from jumok.look.capture.captures import CapturedLayer, Captures, CaptureSource, matches_pattern
-from jumok.look.capture.compile_check import require_uncompiled
 from jumok.look.capture.generation import GenerationCapture
 from jumok.look.capture.module_stack import (
     ModuleFrame,
@@ -28,6 +27,7 @@ from jumok.look.capture.module_stack import (
     infer_kind_from_name,
     looks_like_attention,
 )
+from jumok.look.capture.module_wrappers import require_module
 from jumok.look.capture.observer import GenerateResult, ObservedCall, Observer
 from jumok.look.capture.token_mixers import NO_MAP, describe_token_mixer
 from jumok.look.capture.weight_tracking.softmax_analysis import UNUSED_REASON
@@ -71,7 +71,7 @@ def watch(
     torch.Size([5, 5])
     """
     observer = CaptureObserver(
-        require_uncompiled(model, "watch"),
+        require_module(model, "watch"),
         tokenizer,
         build_layer_filter(layers),
         None if device is None else torch.device(device),
@@ -101,6 +101,7 @@ class CaptureObserver(Observer):
         self._embedding_ids = find_token_embeddings(model)
         self._missed_by_name: set[str] = set()  # reported as missed only because of their names
         self._kinds: dict[str, str | None] = {}  # as names of layers say
+        self._compiled_names: set[str] = set()  # of which the user has been told
         self._forward_index = 0
         self._generating_model: nn.Module | None = None
         self._step_calls: Counter[str] = Counter()  # captured in this forward, by layer
@@ -218,6 +219,15 @@ class CaptureObserver(Observer):
         description = describe_token_mixer(self.module_stack.get_module(name))
         self.captures.missed_layers[name] = description or reason
 
+    def on_compiled_call(self, name: str) -> None:
+        if name not in self._compiled_names:
+            self._compiled_names.add(name)
+            warnings.warn(
+                f"{name} is compiled by torch.compile, and compiled code runs without Python. Its output comes from "
+                "the compiled code, its attention from another run of the original on a copy of the inputs",
+                stacklevel=4,
+            )
+
     def build_layer(
         self, name: str, kind: str, source: CaptureSource, lookups: Sequence[TokenLookup] | None = None
     ) -> CapturedLayer:
@@ -268,8 +278,8 @@ class CaptureObserver(Observer):
         if not self.module_calls:
             raise InputError(
                 "watch captured nothing: the model was not called inside the with block, or in another "
-                "thread, or only as compiled by torch.compile, which runs without Python; call the model "
-                'itself, in the same thread, or with torch.compiler.set_stance("force_eager")'
+                "thread, or only inside a function that is compiled by torch.compile, which runs without Python; call "
+                'the model itself, in the same thread, or with torch.compiler.set_stance("force_eager")'
             )
         raise InputError(
             f"watch captured no attention in the {len(self.module_calls)} modules that ran, such as "

@@ -16,8 +16,8 @@ from jumok.look.capture.adapters import attach_observer
 from jumok.look.capture.capture_store import is_continuation, is_same_tensor
 from jumok.look.capture.captured_attention import CapturedAttention
 from jumok.look.capture.captures import suggest_name
-from jumok.look.capture.compile_check import require_uncompiled
 from jumok.look.capture.module_stack import infer_kind_from_name, looks_like_attention
+from jumok.look.capture.module_wrappers import require_uncompiled
 from jumok.look.capture.observer import FusedLayerInputs, ObservedCall, Observer
 
 AttentionEdge = tuple[int, int] | tuple[int, int, int]  # (query, key), or (head, query, key)

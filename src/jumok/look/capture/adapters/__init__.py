@@ -43,6 +43,7 @@ import torch
 from torch import nn
 
 from jumok.look.capture.adapters import (
+    compiled,
     flash,
     flex,
     generate,
@@ -79,6 +80,7 @@ ADAPTERS: tuple[Adapter, ...] = (
     handwritten,
     value_probing,
     generate,
+    compiled,
 )
 
 
