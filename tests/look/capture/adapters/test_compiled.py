@@ -178,5 +178,8 @@ def test_knock_out_refuses_compiled_code(build: Callable[..., nn.Module]) -> Non
             pass
     inner = SelfAttention()
     compiled = torch.compile(inner, backend=PerturbingBackend())
-    with pytest.raises(InputError, match="SelfAttention was called as compiled"), knock_out(inner, {"SelfAttention": [0]}):
+    with (
+        pytest.raises(InputError, match="SelfAttention was called as compiled"),
+        knock_out(inner, {"SelfAttention": [0]}),
+    ):
         compiled(X)

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from jumok.look.capture.adapters import flash, flex, handwritten
+from jumok.look.capture.adapters import flash, flex, handwritten, paged_attention
 from jumok.look.capture.call_site import (
     CallHints,
     CallSite,
-    UnsupportedCallError,
     get_call_site,
     is_observing,
     provide_hints,
@@ -30,7 +29,6 @@ from jumok.look.capture.patching import AttributePatch, Function, FunctionPatch
 
 LEADING_ARGUMENTS = ("module", "query", "key", "value", "attention_mask")  # of every implementation
 WEIGHT_TOLERANCE = 0.02  # weights computed twice in bfloat16 differ by less
-PACKED_ARGUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens")  # for several sequences in one row
 
 
 def list_patches(model: nn.Module) -> Iterator[FunctionPatch | AttributePatch]:
@@ -89,13 +87,23 @@ def _wrap_implementation(attention: Function, implementation: str) -> Function:
         def run() -> Any:
             return attention(*args, **options)
 
+        is_packed = paged_attention.is_packed(call.query, call.mask, options)
+        if _calls_flash(attention, implementation):
+            # A kernel for packed sequences gets what shows where each of them is.
+            return _run_other(site, call, implementation, run) if is_packed else _run_flash(site, call, run)
+        if is_packed and options.get("cache") is not None:
+            return paged_attention.run_paged(site, call.query, call.mask, call.scale, options, run)
         if implementation in ("eager", "None"):
             return _run_eager(site, call, run)
-        if "flash" in implementation:
-            return _run_flash(site, call, run)
         return _run_other(site, call, implementation, run)
 
     return attend
+
+
+def _calls_flash(attention: Function, implementation: str) -> bool:
+    """Return whether this is FlashAttention, whatever the name of its kernel on the hub."""
+    module = sys.modules.get("transformers.integrations.flash_attention")
+    return "flash" in implementation or attention is getattr(module, "flash_attention_forward", None)
 
 
 def _run_eager(site: CallSite, call: _ImplementationCall, run: Function) -> Any:
@@ -155,8 +163,6 @@ def _run_flash(site: CallSite, call: _ImplementationCall, run: Function) -> Any:
 
     def read_call() -> ObservedCall:
         options = call.options
-        if any(options.get(name) is not None for name in PACKED_ARGUMENTS):
-            raise UnsupportedCallError("FlashAttention over packed sequences; give it one sequence a row")
         window, causal = options.get("sliding_window"), options.get("is_causal")
         causal = getattr(call.module, "is_causal", True) if causal is None else causal
         left = None if window is None else window - 1  # number of keys before a query, and after it
