@@ -68,6 +68,7 @@ class ModuleFrame:
     # Outputs of products of two tensors that are not parameters: their shapes and weak references to them.
     products: list[tuple[tuple[int, ...], Any]] = field(default_factory=list)
     pending_weights: list[Any] = field(default_factory=list)  # weights that were computed and not used yet
+    num_operators: int = 0  # attention operators that have run, if it is a graph
     num_dispatch_modes: int = field(default_factory=count_other_modes)  # active when it began
 
     @property

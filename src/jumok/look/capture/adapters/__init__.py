@@ -44,6 +44,7 @@ from torch import nn
 
 from jumok.look.capture.adapters import (
     compiled,
+    exported,
     flash,
     flex,
     generate,
@@ -82,6 +83,7 @@ ADAPTERS: tuple[Adapter, ...] = (
     handwritten,
     value_probing,
     generate,
+    exported,
     compiled,
 )
 

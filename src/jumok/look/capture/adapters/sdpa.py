@@ -21,7 +21,7 @@ SDPA_FUNCTION: Function = torch._C._nn.scaled_dot_product_attention
 
 def list_patches(model: nn.Module) -> Iterator[FunctionPatch]:
     """List the patches of the function."""
-    yield FunctionPatch(SDPA_FUNCTION, _wrap_sdpa)
+    yield FunctionPatch(SDPA_FUNCTION, wrap_sdpa)
 
 
 class _SdpaArguments(NamedTuple):
@@ -35,7 +35,9 @@ class _SdpaArguments(NamedTuple):
     enable_gqa: bool = False
 
 
-def _wrap_sdpa(attention: Function) -> Function:
+def wrap_sdpa(attention: Function) -> Function:
+    """Wrap the function, or an operator with the same arguments."""
+
     def scaled_dot_product_attention(*args: Any, **options: Any) -> Any:
         site = get_call_site()
         if site is None:
