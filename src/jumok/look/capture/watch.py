@@ -37,7 +37,8 @@ LayerFilter = str | Sequence[str] | Callable[[str], bool]
 MAX_LOOKUPS = 8  # token lookups that are remembered: some models have two sides
 SUPPORTED_ATTENTION = (
     "the attention of Hugging Face models, F.scaled_dot_product_attention, nn.MultiheadAttention and "
-    "nn.Transformer…, FlexAttention, jumok.attend, and a softmax whose output multiplies values"
+    "nn.Transformer…, FlexAttention, FlashAttention, xformers, SageAttention, jumok.attend, and a softmax whose "
+    "output multiplies values"
 )
 
 
@@ -54,7 +55,8 @@ def watch(
     they are before dropout, are computed from them on request.
 
     Args:
-        model: Any module: of Hugging Face, ``torch.nn``, jumok or your own.
+        model: Any module: of Hugging Face, ``torch.nn``, jumok or your own. A module that ``torch.compile`` has
+            compiled runs twice, as its original and as compiled; see docs/look.md.
         tokenizer: Decodes the tokens along the axes: a tokenizer of Hugging Face or of jumok, or a function
             from a list of token ids to their texts.
         layers: The layers to capture: a name, in which * matches anything, a list of names, or a predicate

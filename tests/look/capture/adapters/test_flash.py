@@ -1,5 +1,6 @@
 """Functions of FlashAttention, replaced by functions with the same signatures that compute the same."""
 
+import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -283,6 +284,8 @@ def varlen_on_cpu() -> Iterator[None]:
 def test_varlen_attn_of_pytorch(options: dict[str, Any]) -> None:
     from torch.nn.attention.varlen import varlen_attn
 
+    if not options.keys() <= inspect.signature(varlen_attn).parameters.keys():
+        pytest.skip("this version of PyTorch has no such options")
     query, cu_q = random_packed([5, 2, 3], 6)
     key, cu_k = random_packed([7, 4, 3], 6)
     positions = {"cu_seq_q": cu_q, "cu_seq_k": cu_k, "max_q": 5, "max_k": 7}

@@ -26,6 +26,8 @@ To add an adapter for a kernel, write one file with the kernel's signature, and 
 
 Test that the output is equal to the bit with and without ``watch``, and that the weights are those of a plain
 softmax, for every argument. An adapter that does more than wrap one kernel uses the parts of ``wrap_kernel``.
+``kernel_arguments`` reads kernels whose signatures differ from version to version; :mod:`..packing` turns
+sequences of different lengths into a batch.
 
 ``handwritten`` is different: attention written by hand has no arguments to read. A dispatch mode
 (:mod:`..weight_tracking`) tracks the weights from the softmax to the product with the values. Weights that are

@@ -96,16 +96,15 @@ def run_paged(site: CallSite, query: Tensor, mask: Any, scale: float, options: d
         cu_queries, cu_keys = to_lengths(options["cu_seq_lens_q"]), to_lengths(updates[0].cu_seqlens)
         is_request = cu_queries.diff() > 0  # the others pad the batch
         packing, keys = (PackedSequences(cu[:-1][is_request], cu.diff()[is_request]) for cu in (cu_queries, cu_keys))
-        unpacked = [
+        request_query, key, value = (
             sequences.unpack(x[0].transpose(0, 1)).transpose(1, 2)
             for sequences, x in ((packing, query), (keys, updates[0].key), (keys, updates[0].value))
-        ]
+        )
         if mask is None:
-            attention = SequenceMask(packing.lengths, keys.lengths, right=0).apply_to(*unpacked[:2], scale)
+            attention = SequenceMask(packing.lengths, keys.lengths, right=0).apply_to(request_query, key, scale)
         else:
-            attention = CapturedAttention(*unpacked[:2], scale, mask=_unpack_mask(mask, packing, keys))
-        sink = getattr(site.owner, "sinks", None)
-        return ObservedCall(attention, unpacked[2], "self", sink=sink, packing=packing)
+            attention = CapturedAttention(request_query, key, scale, mask=_unpack_mask(mask, packing, keys))
+        return ObservedCall(attention, value, "self", sink=getattr(site.owner, "sinks", None), packing=packing)
 
     call = site.read_call(read_call)
     if call is None:
