@@ -83,7 +83,8 @@ def test_bytes_become_text_that_a_page_keeps(data: bytes) -> None:
     assert decode_text(text)[: len(data)] == data
     assert not set(text) & set("\0<")
     assert len(text.splitlines()) <= 1
-    assert len(text) == -(-len(data) // 7) * 8
+    assert len(text) == -(-len(data) // 6) * 7
+    assert text.isascii()
 
 
 @pytest.mark.parametrize(

@@ -1,42 +1,45 @@
-"""Bytes as text for HTML files: seven bits in each character.
+"""Bytes as ASCII text for HTML files: six bytes in seven characters.
 
-Characters that HTML or tools that work by line would change (NUL, all line separators, ``<``) are replaced by
-the character 128 places higher, which has two bytes in UTF-8. The low seven bits of a character are its value
-in both cases. Text is 1.22 times as long as compressed bytes; base64 is 1.33 times as long.
+Six bytes are a number of 48 bits, which is written with seven digits of base 119. The digits are all ASCII
+characters except those that HTML or tools that work by line would change: NUL, all line separators, and ``<``. Text
+is 1.17 times as long as the bytes, whatever they are; base64 is 1.33 times as long.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-BLOCK_BYTES, BLOCK_CHARACTERS = 7, 8  # seven bytes are eight characters
-UNSAFE = np.frombuffer(b"\x00\n\x0b\x0c\r\x1c\x1d\x1e<", np.uint8)
+BLOCK_BYTES, BLOCK_CHARACTERS = 6, 7  # six bytes are seven characters
+UNSAFE = b"\x00\n\x0b\x0c\r\x1c\x1d\x1e<"
+DIGITS = np.array([code for code in range(128) if code not in UNSAFE], np.uint8)
+BASE = np.uint64(len(DIGITS))  # 119, and 119⁷ is more than 2⁴⁸
 
 
 def encode_text(data: bytes) -> str:
-    """Encode bytes, padded with zeros to a multiple of seven.
+    """Encode bytes, padded with zeros to a multiple of six.
 
     >>> decode_text(encode_text(b"any bytes"))[:9]
     b'any bytes'
     """
-    padded = np.zeros(-(-len(data) // BLOCK_BYTES) * BLOCK_BYTES, np.uint8)
+    num_blocks = -(-len(data) // BLOCK_BYTES)
+    blocks = np.zeros((num_blocks, 8), np.uint8)
+    padded = np.zeros(num_blocks * BLOCK_BYTES, np.uint8)
     padded[: len(data)] = np.frombuffer(data, np.uint8)
-    blocks = padded.reshape(-1, BLOCK_BYTES)
-    values = np.empty((len(blocks), BLOCK_CHARACTERS), np.uint8)
-    # Character n has the low n bits of byte n - 1, then the high 7 - n bits of byte n.
-    values[:, 0] = blocks[:, 0] >> 1
-    for n in range(1, BLOCK_BYTES):
-        values[:, n] = ((blocks[:, n - 1] << (7 - n)) | (blocks[:, n] >> (n + 1))) & 127
-    values[:, 7] = blocks[:, 6] & 127
-    shift = np.zeros(128, np.uint8)
-    shift[UNSAFE] = 128
-    return (values | shift[values]).tobytes().decode("latin-1")
+    blocks[:, 2:] = padded.reshape(-1, BLOCK_BYTES)
+    numbers = blocks.view(">u8")[:, 0].astype(np.uint64)
+    characters = np.empty((num_blocks, BLOCK_CHARACTERS), np.uint8)
+    for n in reversed(range(BLOCK_CHARACTERS)):
+        numbers, digits = np.divmod(numbers, BASE)
+        characters[:, n] = DIGITS[digits]
+    return characters.tobytes().decode("ascii")
 
 
 def decode_text(text: str) -> bytes:
     """Decode text, with the padding."""
-    values = np.frombuffer(text.encode("latin-1"), np.uint8).reshape(-1, BLOCK_CHARACTERS) & 127
-    blocks = np.empty((len(values), BLOCK_BYTES), np.uint8)
-    for n in range(BLOCK_BYTES):
-        blocks[:, n] = (values[:, n] << (n + 1)) | (values[:, n + 1] >> (6 - n))
-    return blocks.tobytes()
+    values = np.zeros(128, np.uint64)
+    values[DIGITS] = np.arange(len(DIGITS), dtype=np.uint64)
+    digits = values[np.frombuffer(text.encode("ascii"), np.uint8).reshape(-1, BLOCK_CHARACTERS)]
+    numbers = np.zeros(len(digits), np.uint64)
+    for n in range(BLOCK_CHARACTERS):
+        numbers = numbers * BASE + digits[:, n]
+    return numbers.astype(">u8").view(np.uint8).reshape(-1, 8)[:, 2:].tobytes()

@@ -163,7 +163,7 @@ class ViewerData:
                     kind=f"causal {layer.kind}" if layer.is_causal else layer.kind,
                     shape=(_trim_length(num_queries, rows), _trim_length(num_keys, cols)),
                     heads=tuple(range(num_heads)),
-                    source=_CapturedWeightSource(layer, batch),
+                    source=CapturedWeightSource(layer, batch),
                     row_labels=rows,
                     col_labels=cols,
                 )
@@ -234,7 +234,7 @@ class ArrayWeightSource:
         return np.asarray(self.array[head, rows].sum(0), np.float32)
 
 
-class _CapturedWeightSource:
+class CapturedWeightSource:
     """One captured layer, for one sequence of its batch."""
 
     def __init__(self, layer: CapturedLayer, batch: int) -> None:

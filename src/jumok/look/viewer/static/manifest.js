@@ -1,9 +1,13 @@
-// The manifest: what a file says about its rounding, and the exchange of one of its items.
+// The manifest: how exact the weights of a file are, and the exchange of one of its items.
 
 import { formatWeight } from "./colours.js";
 
-/** Describe the rounding of a saved file (see viewer/html_file.py): `rounding` is the share of the mean weight. */
-export function describeRounding(rounding, numKeys) {
+/** Describe the rounding of the weights of a layer in a saved file (see viewer/html_file.py). */
+export function describeRounding({ rounding, score_error: scoreError }, { shape: [, numKeys], scores }) {
+  if (scores) {
+    const percent = Number((100 * scoreError).toPrecision(2));
+    return `The weights of this layer are computed from rounded queries and keys. Of the weights that are at least as large as the mean (${formatWeight(1 / numKeys, 2)}), 99 % are exact to within ${percent} %. Hidden keys have exactly 0. The live viewer shows exact weights.`;
+  }
   if (!rounding) return "";
   const describe = (times) => {
     const step = rounding / Math.sqrt(times),

@@ -1,19 +1,30 @@
 // The weights of a saved file: blocks of text that are decoded when they are needed (see viewer/html_file.py).
 
+import { computeWeights, decodeSide, decodeVisible } from "./saved_scores.js";
 import { decode, keyOf } from "./tiles.js";
 
 const MAX_CACHED_CELLS = 1 << 23; // of decoded maps: 32 MiB
 
-/** Decode text of seven bits in each character to bytes (see viewer/ascii_coding.py). */
+// The digits of base 119: all ASCII characters except those that HTML or tools that work by line would change.
+const UNSAFE = [0, 10, 11, 12, 13, 28, 29, 30, 60];
+const DIGIT_VALUES = new Uint8Array(128);
+let numDigits = 0;
+for (let code = 0; code < 128; code += 1) if (!UNSAFE.includes(code)) DIGIT_VALUES[code] = numDigits++;
+
+/** Decode text to bytes: seven digits are six bytes (see viewer/ascii_coding.py). */
 export function decodeText(text, start, length) {
   const bytes = new Uint8Array(length + 6);
-  for (let n = 0, at = start; n < length; n += 7, at += 8) {
-    let previous = text.charCodeAt(at);
-    for (let k = 0; k < 7 && n + k < length; k += 1) {
-      const next = text.charCodeAt(at + k + 1) & 127;
-      bytes[n + k] = (previous << (k + 1)) | (next >> (6 - k));
-      previous = next;
-    }
+  for (let n = 0, at = start; n < length; n += 6, at += 7) {
+    let number = 0; // of 48 bits, which a double holds exactly
+    for (let k = 0; k < 7; k += 1) number = number * 119 + DIGIT_VALUES[text.charCodeAt(at + k)];
+    const high = Math.floor(number / 0x1000000),
+      low = number - high * 0x1000000;
+    bytes[n] = high >> 16;
+    bytes[n + 1] = high >> 8;
+    bytes[n + 2] = high;
+    bytes[n + 3] = low >> 16;
+    bytes[n + 4] = low >> 8;
+    bytes[n + 5] = low;
   }
   return bytes.subarray(0, length);
 }
@@ -76,8 +87,7 @@ export class SavedWeights {
         throw new Error("This file contains pooled maps only. Single weights are available in the live viewer.");
       throw new Error(`This file does not contain ${keyOf(request)}.`);
     }
-    const all = { rows: [0, numRows], cols: [0, numCols], size: 64 },
-      whole = await this.read(keyOf({ ...request, ...all, quantity: "weights" }));
+    const whole = await this.readWhole(request);
     if (request.quantity === "weights") return pool(whole, request.rows, request.cols, Infinity);
     if (request.quantity === "pooled_map") return pool(whole, request.rows, request.cols, request.size);
     const { rows, cols, values } = pool(whole, [0, numRows], request.cols, Infinity),
@@ -86,24 +96,52 @@ export class SavedWeights {
     return { rows: 1, cols, values: received };
   }
 
-  /** Return a promise of a decoded map. */
-  read(key) {
+  /** Return a promise of all weights of a head, which are in the file or computed from queries and keys. */
+  readWhole(request) {
+    const { shape, scores } = this.layer(request),
+      all = { rows: [0, shape[0]], cols: [0, shape[1]], size: 64, quantity: "weights" },
+      key = keyOf({ ...request, ...all });
+    return scores ? this.read(key, () => this.computeFromScores(request, shape, scores)) : this.read(key);
+  }
+
+  async computeFromScores({ data, layer, head }, shape, { group_size: groupSize, visible, softcap }) {
+    const group = Math.floor(head / groupSize),
+      rowSums = `row_sums/${data}/${layer}/${head}`;
+    return computeWeights({
+      queries: decodeSide(await this.inflate(`queries/${data}/${layer}/${head}`)),
+      keys: await this.read(`keys/${data}/${layer}/${group}`, async (key) => decodeSide(await this.inflate(key))),
+      visible: visible && (await this.read(visible, async (key) => this.readVisible(key, shape))).values,
+      softcap,
+      rowSums: rowSums in this.index ? (await this.unpack(rowSums)).values : null,
+    });
+  }
+
+  async readVisible(key, [rows, cols]) {
+    return { values: decodeVisible(await this.inflate(key), rows * cols) };
+  }
+
+  /** Return a promise of a decoded map, or of what `load` returns. */
+  read(key, load = (name) => this.unpack(name)) {
     const cached = this.cache.get(key),
-      map = cached ?? this.unpack(key);
+      map = cached ?? load(key);
     this.cache.delete(key);
     this.cache.set(key, map);
     if (!cached)
       map.then(({ values }) => {
-        map.numCells = values.length;
+        map.numCells = values?.length ?? 0;
         this.evict();
       });
     return map;
   }
 
   async unpack(key) {
+    return decode(await this.inflate(key));
+  }
+
+  async inflate(key) {
     const [start, length] = this.index[key],
       stream = new Blob([decodeText(this.text, start, length)]).stream();
-    return decode(await new Response(stream.pipeThrough(new DecompressionStream("deflate"))).arrayBuffer());
+    return new Response(stream.pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
   }
 
   evict() {

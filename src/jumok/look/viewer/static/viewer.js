@@ -108,7 +108,7 @@ class Viewer {
       state: this.state,
       shape: info.shape,
       finestZoom: info.finest_zoom,
-      rounding: this.manifest.rounding,
+      rounding: info.scores ? this.manifest.score_error > 0.005 : this.manifest.rounding,
       rows: texts(info.row_labels),
       cols: texts(info.col_labels),
       generated: { rows: info.first_generated[0] ?? Infinity, cols: info.first_generated[1] ?? Infinity },
@@ -271,7 +271,7 @@ class Viewer {
       views: this.availableViews().map((name) => [name, VIEWS[name].title]),
       comparisons: this.comparisons().map((value) => [value, manifest.data[value]?.label ?? COMPARISONS[value]]),
       comparison: state.view === "map" ? state.comparison : this.dataIndex,
-      note: View.hasLayers ? describeRounding(manifest.rounding, layer.shape[1]) : "",
+      note: View.hasLayers ? describeRounding(manifest, layer) : "",
     });
   }
 
