@@ -9,6 +9,7 @@ import { keyOf, TileGrid } from "./tiles.js";
 
 const MAX_FIT_SIZE = 46; // pixels of a row or column, when all of a short map is shown
 const MAX_ZOOM_SIZE = 72; // pixels of a row or column at the highest zoom
+const APPROACH_ZOOM = 8; // when a token is selected in the text
 const MAX_CLICK_MOVEMENT = 4; // pixels that a pointer may move during a click
 
 let numViews = 0;
@@ -197,6 +198,23 @@ export class MapView {
     this.moved();
   }
 
+  /** Scroll a cell into view. If the whole map is visible, zoom in, so that words fit on the axes. */
+  approach(row, col) {
+    const { view, content } = this,
+      plot = this.plot();
+    if (!this.size) return;
+    const middle = (place, start, pixels, scale) => (place === null ? start + pixels / scale / 2 : place + 0.5),
+      y = middle(row, view.y, plot.h, view.sy),
+      // A row of a causal map ends at its diagonal.
+      x = middle(col ?? (row === null ? null : Math.min(row, content.shape[1] - 1)), view.x, plot.w, view.sx);
+    if (this.isWhole()) this.view = { ...view, sx: view.sx * APPROACH_ZOOM, sy: view.sy * APPROACH_ZOOM };
+    this.clamp();
+    const after = this.plot();
+    this.view.x = x - after.w / this.view.sx / 2;
+    this.view.y = y - after.h / this.view.sy / 2;
+    this.moved();
+  }
+
   refresh() {
     if (this.waiting || !this.size) return;
     this.waiting = requestAnimationFrame(() => {
@@ -322,6 +340,23 @@ export class MapView {
       cols: [left + x * wide, left + (x + 1) * wide],
       single: tall === 1 && wide === 1,
     };
+  }
+
+  /** Fetch the mean weights of the cells of a row, for each key: of the finest cells that the host has. */
+  async fetchPooledRow(row) {
+    const { grid, content } = this,
+      zoom = Math.min(content.finestZoom, grid.coarsest),
+      i = grid.rows.at(zoom, row),
+      width = grid.cols.cell(zoom),
+      values = new Float32Array(content.shape[1]);
+    for (let j = 0; j < grid.cols.numTiles(zoom); j += 1) {
+      const tile = await this.store.fetchOne(this.request(zoom, i, j)),
+        y = Math.min(tile.rows - 1, Math.floor((row - grid.rows.start(zoom, i)) / grid.rows.cell(zoom))),
+        left = grid.cols.start(zoom, j);
+      for (let x = 0; x < tile.cols; x += 1)
+        values.fill(tile.values[y * tile.cols + x] / width, left + x * width, left + (x + 1) * width);
+    }
+    return { values };
   }
 
   // ---------------------------------------------------------------- saving

@@ -2,6 +2,7 @@
 
 import { formatCount, formatWeight } from "./colours.js";
 import { ARROWS, clamp, createElement, createWord, iconButton } from "./dom.js";
+import { MapText } from "./map_text.js";
 import { MapView } from "./map_view.js";
 import { buildRequest } from "./tiles.js";
 import { truncateText } from "./token_text.js";
@@ -18,6 +19,7 @@ export class MapsView extends View {
     ["Enter, Esc", "pin, unpin the row"],
     ["+ − 0", "zoom in, zoom out, fit to view"],
     ["n", "show weights in cells"],
+    ["x", "show the text beside a long map"],
   ];
   static hint = "Drag to pan, scroll or pinch to zoom, click to pin a row.";
   static hasPanel = true;
@@ -42,21 +44,33 @@ export class MapsView extends View {
     this.figures = this.maps.map((map, n) =>
       createElement("figure", { class: "jm-figure" }, [this.captions[n], map.el]),
     );
-    this.el = createElement("div", { class: "jm-maps" }, [
+    this.text = new MapText({
+      appearance,
+      events: {
+        ...events,
+        pooledRow: (row) => this.maps[0].fetchPooledRow(row),
+        reveal: (row, col) => this.maps[0].approach(row, col),
+      },
+    });
+    this.textButton = iconButton("text", "Show the text (x)", () => this.toggleText());
+    this.showsText = true;
+    this.box = createElement("div", { class: "jm-maps" }, [
       ...this.figures,
       createElement("div", { class: "jm-zooms" }, [
         iconButton("plus", "Zoom in (+)", () => this.zoom(2)),
         iconButton("minus", "Zoom out (−)", () => this.zoom(0.5)),
         iconButton("fit", "Fit to view (0)", () => this.fit()),
+        this.textButton,
       ]),
     ]);
+    this.el = createElement("div", { class: "jm-map-layout" }, [this.box, this.text.el]);
   }
 
   show({ compared }) {
     const [first, second] = compared;
     for (const map of this.maps) map.pinned = this.pinned;
     this.figures[1].hidden = !second;
-    this.el.classList.toggle("jm-two", Boolean(second));
+    this.box.classList.toggle("jm-two", Boolean(second));
     this.captions.forEach((caption, n) => {
       caption.hidden = !second;
       caption.textContent = second ? compared[n].item.label : "";
@@ -65,10 +79,27 @@ export class MapsView extends View {
     this.maps[0].show(first);
     if (second) this.maps[1].show(second);
     else this.maps[1].abortRequests();
+    this.updateText();
+  }
+
+  updateText() {
+    const { content } = this.maps[0],
+      canShow = this.figures[1].hidden && content.baseline === null && MapText.isUseful(content);
+    this.textButton.hidden = !canShow;
+    this.textButton.setAttribute("aria-pressed", `${this.showsText}`);
+    this.el.classList.toggle("jm-with-text", canShow && this.showsText);
+    if (canShow && this.showsText) this.text.show(content, this.pinned);
+    else this.text.hide();
+  }
+
+  toggleText() {
+    this.showsText = !this.showsText;
+    this.updateText();
   }
 
   refresh() {
     for (const map of this.maps) map.refresh();
+    this.text.refresh();
   }
 
   legend() {
@@ -96,6 +127,7 @@ export class MapsView extends View {
 
   handleHover(map, place) {
     clearTimeout(this.exactTimer);
+    if (map === this.maps[0]) this.text.follow(place);
     const { rounding } = map.content, // null, or that of a saved file: its numbers have two digits
       cell = place && describeCell(place, map.content);
     if (!cell) return this.events.tooltip(null);
@@ -135,6 +167,7 @@ export class MapsView extends View {
     else if (key === "+" || key === "=") this.zoom(2);
     else if (key === "-") this.zoom(0.5);
     else if (key === "0") this.fit();
+    else if (key === "x" && !this.textButton.hidden) this.toggleText();
     else return false;
     return true;
   }
@@ -159,6 +192,7 @@ export class MapsView extends View {
   close() {
     clearTimeout(this.exactTimer);
     for (const map of this.maps) map.close();
+    this.text.close();
   }
 }
 
