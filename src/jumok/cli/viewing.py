@@ -46,6 +46,12 @@ def look(
     chat: Annotated[
         bool, language_model_option("--chat", help="Apply the chat template: the text is the user's turn.")
     ] = False,
+    layers: Annotated[
+        str | None,
+        language_model_option(
+            metavar="PATTERN", help="Capture only these layers, which saves memory. * matches any characters."
+        ),
+    ] = None,
     layer: Annotated[str | None, view_option(help="With --out: name of the layer. * matches any characters.")] = None,
     head: Annotated[int | None, view_option(min=0, help="With --out: attention head, counted from 0.")] = None,
     knock_out: Annotated[
@@ -79,7 +85,7 @@ def look(
         target,
         parse_ablations(knock_out or ()),
         {"style_audio": style_audio, "style_weights": style_weights},
-        {"generate": generate, "chat": chat},
+        {"generate": generate, "chat": chat, "layers": layers},
         device,
     )
     if whole_words:
@@ -122,8 +128,8 @@ def _capture_views(
     run = Run.open(folder)
     if any(generation.values()):
         raise InputError(
-            f"--generate and --chat need a Hugging Face model, and {folder} is a run; a run shows its own prediction "
-            "without them"
+            f"--generate, --chat and --layers need a Hugging Face model, and {folder} is a run; a run shows its own "
+            "prediction without them"
         )
     task = build_task(run)
     options, text = task.options_type.from_command_line(**style), task.read_text(text)

@@ -12,6 +12,7 @@ from jumok.errors import InputError
 from jumok.look.capture.watch import watch
 from jumok.look.huggingface.folder import find_model_folder
 from jumok.look.huggingface.loading import accepts_argument, convert_errors, load_model, silence_transformers
+from jumok.look.huggingface.memory import check_memory
 from jumok.look.huggingface.text_input import check_length, encode_text, get_text_model
 from jumok.look.viewer.comparison import Ablations, compare_with_ablation
 from jumok.look.viewer.viewer_data import ViewerData
@@ -26,6 +27,7 @@ def capture_huggingface_model(
     *,
     generate: int | None = None,
     chat: bool = False,
+    layers: str | None = None,
     ablations: Ablations | None = None,
     device: str = "auto",
 ) -> list[ViewerData]:
@@ -35,6 +37,9 @@ def capture_huggingface_model(
     most so many tokens, by greedy search, and the attention of the text and its continuation is captured in one
     pass, so that the last token has a row too. With ``chat``, the text becomes the user's turn in the tokenizer's
     chat template.
+
+    ``layers`` is a name in which * matches anything: only these layers are captured, which saves memory. A text that
+    does not fit into memory is rejected before the model runs.
 
     An encoder-decoder also gets ``target``, which defaults to its own output. Of a model that compares texts
     with images or audio, such as CLIP, the text model is run. No code from the folder is run, and pickled
@@ -54,6 +59,7 @@ def capture_huggingface_model(
     encoded = encoded.to(model.device)
     num_tokens = encoded["input_ids"].shape[1]
     check_length(model, num_tokens, 0 if is_encoder_decoder else generate or 0)
+    check_memory(model, num_tokens + (0 if is_encoder_decoder else generate or 0), layers)
     title, first_generated = _shorten_title(text), None
     with torch.inference_mode():
         if is_encoder_decoder:
@@ -76,7 +82,7 @@ def capture_huggingface_model(
         no_cache = {"use_cache": False} if accepts_argument(type(text_model), "use_cache") else {}
 
         def build_viewer_data() -> ViewerData:
-            with watch(model, tokenizer) as captures, convert_errors(folder, model):
+            with watch(model, tokenizer, layers) as captures, convert_errors(folder, model):
                 text_model(**encoded, **no_cache)
             data = ViewerData.from_captures(captures, title=title)
             return data if first_generated is None else _mark_generated(data, model, first_generated)

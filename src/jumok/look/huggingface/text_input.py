@@ -57,7 +57,10 @@ def check_length(model: Any, num_tokens: int, num_generated: int = 0) -> None:
     if max_tokens is None or num_tokens + num_generated <= max_tokens:
         return
     if num_tokens >= max_tokens:
-        raise InputError(f"the text has {num_tokens} tokens, and this model takes {max_tokens} at most; shorten it")
+        raise InputError(
+            f"the text has {num_tokens} tokens, and this model takes {max_tokens} at most; shorten it to about its "
+            f"first {100 * max_tokens / num_tokens:.3g} %, or use a model with more positions"
+        )
     raise InputError(
         f"the text has {num_tokens} tokens, --generate {num_generated} makes {num_tokens + num_generated}, and this "
         f"model takes {max_tokens} at most; shorten the text, or --generate {max_tokens - num_tokens}"

@@ -11,6 +11,7 @@ array([[1.],
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,13 +25,15 @@ from jumok.look.viewer.attended_document import AttendedDocument
 from jumok.look.viewer.attended_image import AttendedImage
 from jumok.look.viewer.medium import Medium
 from jumok.look.viewer.synthesized_speech import StyleTokenWeights, SynthesizedSpeech
-from jumok.look.viewer.tiles import FloatArray, TileRequest, WeightArray, pack, to_float32_array
+from jumok.look.viewer.tiles import TILE_SIZE, FloatArray, TileRequest, WeightArray, pack, to_float32_array
+from jumok.look.views import sampling
 from jumok.look.views.pooling import build_pooling_axes
 
 if TYPE_CHECKING:
     from jumok.look.capture.captures import CapturedLayer
 
 MANIFEST_FORMAT = 3
+MAX_CPU_PAIRS = 1 << 27  # of queries and keys that one request computes on a CPU
 MEDIA = ("document", "image", "speech")  # fields of ViewerData, and entries of an item of the manifest
 
 
@@ -235,18 +238,36 @@ class ArrayWeightSource:
 
 
 class CapturedWeightSource:
-    """One captured layer, for one sequence of its batch."""
+    """One captured layer, for one sequence of its batch.
+
+    On a CPU, long maps are computed from a sample of queries, evenly spaced: of ``max_rows`` for each request, so
+    that a request takes about a second at any length. Fewer queries, single weights, and all maps on a GPU are exact.
+    """
 
     def __init__(self, layer: CapturedLayer, batch: int) -> None:
         self.layer, self.batch = layer, batch
 
+    @functools.cached_property
+    def max_rows(self) -> int | None:
+        """The number of queries that a request is computed from; None: all of them."""
+        _, _, num_queries, num_keys = self.layer.shape
+        if num_queries * num_keys <= MAX_CPU_PAIRS or self.layer.attention.query.device.type != "cpu":
+            return None
+        return max(TILE_SIZE, MAX_CPU_PAIRS // num_keys)
+
     def pooled_map(self, head: int, rows: slice, cols: slice, size: int) -> Tensor:
+        num_rows = rows.stop - rows.start
+        if self.max_rows is not None and num_rows > max(self.max_rows, size):
+            rows_per_cell = max(1, self.max_rows // min(size, num_rows))
+            return sampling.compute_sampled_map(self.layer.attention, self.batch, head, rows, cols, size, rows_per_cell)
         return self.layer.pooled_map(batch=self.batch, head=head, rows=rows, cols=cols, size=size)
 
     def weights(self, head: int, rows: slice, cols: slice) -> Tensor:
         return self.layer.weights(batch=self.batch, head=head, rows=rows, cols=cols)
 
     def received_weight(self, head: int, rows: slice) -> Tensor:
+        if self.max_rows is not None:
+            return sampling.compute_sampled_received_weight(self.layer.attention, self.batch, head, rows, self.max_rows)
         if rows.stop < self.layer.shape[2]:  # the rest is padding; sequences of such batches are short
             return self.layer.weights(batch=self.batch, head=head, rows=rows).sum(0)
         return self.layer.received_weight(batch=self.batch, head=head)
@@ -287,6 +308,7 @@ def build_manifest(viewer_data: Sequence[ViewerData]) -> dict[str, Any]:
                     "col_labels": store_texts(layer.col_labels),
                     "first_generated": list(layer.first_generated),
                     "media": [name for name, medium in item.media.items() if medium.matches(layer)],
+                    "max_rows": getattr(layer.source, "max_rows", None),  # queries that a long map is computed from
                     "finest_zoom": 0,  # more than 0 only in a saved file of a long map
                 }
                 for layer in item.layers

@@ -4,7 +4,7 @@ import { formatCount, formatWeight } from "./colours.js";
 import { ARROWS, clamp, createElement, createWord, iconButton } from "./dom.js";
 import { MapText } from "./map_text.js";
 import { MapView } from "./map_view.js";
-import { buildRequest } from "./tiles.js";
+import { buildRequest, TILE_SIZE } from "./tiles.js";
 import { truncateText } from "./token_text.js";
 import { View } from "./view.js";
 
@@ -139,7 +139,7 @@ export class MapsView extends View {
         createWord(cell.to),
       ]),
       weight,
-      cell.single ? null : createElement("div", { class: "jm-muted", text: "mean share of a row’s weight" }),
+      cell.single ? null : createElement("div", { class: "jm-muted", text: describeMean(place.cell, map.content) }),
     ];
     const { left, top } = map.el.getBoundingClientRect();
     this.events.tooltip(lines, left + place.point.x, top + place.point.y);
@@ -194,6 +194,13 @@ export class MapsView extends View {
     for (const map of this.maps) map.close();
     this.text.close();
   }
+}
+
+// What the weight of a cell of several tokens is.
+function describeMean({ rows: [first, end] }, { maxRows }) {
+  const sampled = maxRows === null ? Infinity : Math.max(1, Math.floor(maxRows / TILE_SIZE)),
+    sample = end - first > sampled ? `, of ${sampled} of ${formatCount(end - first)} queries` : "";
+  return `mean share of a row’s weight${sample}`;
 }
 
 // The query, the key and the weight of a hovered cell; null while it is loading.

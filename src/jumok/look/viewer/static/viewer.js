@@ -108,6 +108,7 @@ class Viewer {
       state: this.state,
       shape: info.shape,
       finestZoom: info.finest_zoom,
+      maxRows: info.max_rows,
       rounding: info.scores ? this.manifest.score_error > 0.005 : this.manifest.rounding,
       rows: texts(info.row_labels),
       cols: texts(info.col_labels),
