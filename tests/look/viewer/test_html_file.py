@@ -86,7 +86,7 @@ def test_invalid_selection_is_rejected(options: dict[str, Any], message: str) ->
         html_file.render_html(build_small_data(), **options)
 
 
-def test_huge_file_is_rejected_before_computation() -> None:
+def test_huge_selection_is_rejected_before_computation() -> None:
     class UnusedSource:
         def pooled_map(self, *_: Any) -> Any:
             raise AssertionError("computed")
@@ -95,7 +95,36 @@ def test_huge_file_is_rejected_before_computation() -> None:
 
     data = ViewerData((ViewerLayer("long", "self", (10**5, 10**5), tuple(range(64)), UnusedSource()),))
     with pytest.raises(InputError, match=r"32 of these heads fit.*heads=\{\"long\": \[0, 3\]\}"):
-        html_file.render_html(data)
+        html_file.render_html(data, heads={"long": range(64)})
+
+
+def test_file_of_too_many_heads_has_an_overview_and_the_most_focused_heads(
+    open_saved: OpenPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(html_file, "MAX_CELLS", 900_000)
+    monkeypatch.setattr(html_file, "MAX_DETAILED_CELLS", 700_000)
+    length, focused = 701, 3
+    weights = np.tril(np.ones((6, length, length), np.float32))
+    weights[focused] = 0.01 * weights[0] + 200 * np.eye(length, k=-70, dtype=np.float32)
+    weights /= weights.sum(-1, keepdims=True)
+    data = ViewerData.from_weights({"a": weights[:3], "b": weights[3:]}, kind="causal self")
+    viewer = open_saved(data)
+    layers = viewer.evaluate("v.manifest.data[0].layers")
+    assert [layer["detailed_heads"] for layer in layers] == [[], [0]]
+    assert viewer.evaluate("[v.state.layer, v.state.head]") == [1, 0]
+    row = viewer.page.evaluate("document.querySelector('#viewer').jumok.row(600).then((row) => [...row.values])")
+    assert np.argmax(row) == 530
+    viewer.press("h")  # another head, of which the file has an overview
+    viewer.wait_until_idle()
+    assert "64 × 64 cells" in viewer.hover_cell(500, 100)
+    total = viewer.evaluate("map.cellAt(500, 100).weight")
+    cells = viewer.evaluate("map.cellAt(500, 100).rows")
+    expected = weights[1, cells[0] : cells[1], 100].mean() * (cells[1] - cells[0])
+    assert total == pytest.approx(expected, rel=0.25)
+    assert "head 0 in detail" in viewer.page.locator(".jm-file-note").text_content()
+    viewer.press("4")
+    viewer.wait_until_idle()
+    assert viewer.page.locator(".jm-head-map").count() == 6
 
 
 def test_long_map_is_a_pyramid_of_pooled_tiles() -> None:

@@ -154,6 +154,8 @@ def test_manifest_stores_shared_texts_once() -> None:
         "col_labels": 0,
         "first_generated": [None, None],
         "media": [],
+        "max_rows": None,
+        "detailed_heads": None,
         "finest_zoom": 0,
     }
     assert build_manifest([ViewerData.from_weights({"a": weights(2, 3)})])["data"][0]["layers"][0]["row_labels"] is None

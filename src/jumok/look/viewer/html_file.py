@@ -14,15 +14,14 @@ measured error of computed weights as ``score_error``.
 
 from __future__ import annotations
 
-import bisect
 import json
 import os
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -32,12 +31,11 @@ from jumok.errors import InputError
 from jumok.files import atomic_write
 from jumok.look.viewer import assets
 from jumok.look.viewer.ascii_coding import BLOCK_BYTES, BLOCK_CHARACTERS, encode_text
+from jumok.look.viewer.saved_blocks import Block, StoredBytes, StoredMap, StoredSide, choose_step, get_score_error
 from jumok.look.viewer.score_factors import (
-    MIN_ERROR,
     BalancedSide,
     ScoreFactors,
     compress_mask,
-    compress_side,
     compute_relative_errors,
     factor_scores,
 )
@@ -49,7 +47,6 @@ from jumok.look.viewer.tiles import (
     find_finest_zoom,
     iterate_tiles,
     pack,
-    pack_roots,
 )
 from jumok.look.viewer.viewer_data import (
     ArrayWeightSource,
@@ -62,15 +59,15 @@ from jumok.look.viewer.viewer_data import (
 )
 
 THUMBNAIL_SIZE, ALIGNMENT_SIZE = 64, 512  # cells of a small map and of a speech alignment, as in tiles.js
+MAX_DETAILED_CELLS = 16 << 20  # of a file that does not show all heads in detail: they are rounded less
 MAX_CELLS = 40 << 20  # of one file: weights and pooled cells; a number of a query or key counts as two
 TARGET_BYTES = 79 << 17  # 9.9 MiB of compressed weights; their text is 1.17 times as long
-# Steps of square roots, as shares of the root of the mean weight. 0 stands for three digits.
-STEPS = (0.0, *(0.6 / 1.12**n for n in reversed(range(66))))
 THUMBNAIL_STEP = 0.1  # of a small map, if the browser can compute its weights
-SAMPLE_CELLS = 1 << 14  # of each map, to estimate the size of a file
 SAMPLE_ROWS, SAMPLE_HEADS = 16, 5  # rows of every fifth head, to measure the error of its weights
 
 HeadSelection = Mapping[str, Collection[int]]
+_LayerKey: TypeAlias = tuple[int, int]  # an item of data, and a layer of it
+_HeadKey: TypeAlias = tuple[int, int, int]
 
 
 def save_html(
@@ -82,7 +79,8 @@ def save_html(
 ) -> Path:
     """Write one item of viewer data, or two to compare, to an HTML file. Returns its path.
 
-    ``heads`` maps names of layers to the heads to include; None: all heads of all layers.
+    ``heads`` maps names of layers to the heads to include; None: all heads of all layers. If these are too many, the
+    file has an overview of all heads, and those with the most focused maps in detail.
 
     >>> save_html(data, "map.html", heads={"encoder.layer.3": [0, 5]})  # doctest: +SKIP
     """
@@ -101,16 +99,23 @@ def render_html(
     # A file cannot synthesise speech.
     selected = [replace(_select_heads(item, heads), resynthesize=None) for item in as_viewer_data_tuple(viewer_data)]
     manifest = build_manifest(selected)
-    factors = _factor_scores(selected, detail)
-    _check_size(selected, detail, factors)
+    detailed = {(n, k): layer.heads for n, item in enumerate(selected) for k, layer in enumerate(item.layers)}
+    thumbnails: dict[_HeadKey, FloatArray] = {}
+    if _count_stored(selected, detail, detailed) > MAX_CELLS:
+        if heads is not None:
+            raise _build_size_error(selected, detail)
+        thumbnails = _compute_thumbnails(selected)
+        detailed = _choose_detailed_heads(selected, detail, thumbnails)
+    factors = _factor_scores(selected, detail, detailed)
     for n, (item, entry) in enumerate(zip(selected, manifest["data"], strict=True)):
         for k, (layer, layer_entry) in enumerate(zip(item.layers, entry["layers"], strict=True)):
             layer_entry["finest_zoom"] = _find_finest_zoom(layer, detail)
+            layer_entry["detailed_heads"] = list(detailed[n, k]) if thumbnails else None
             layer_entry["scores"] = _describe_factors(factors[n, k]) if (n, k) in factors else None
-    writer = _BlockBuilder(factors, detail)
+    writer = _BlockBuilder(factors, detail, detailed, thumbnails)
     blocks = [block for number, item in enumerate(selected) for block in writer.iterate_blocks(item, number)]
     with ThreadPoolExecutor(os.cpu_count()) as executor:
-        manifest["rounding"] = step = _choose_step(blocks, executor)
+        manifest["rounding"] = step = choose_step(blocks, TARGET_BYTES, executor)
         compressed = list(executor.map(lambda block: block.compress(step), blocks))
     manifest["score_error"] = writer.measure_error(step)
     index: dict[str, tuple[int, int]] = {}
@@ -121,109 +126,53 @@ def render_html(
     return _render_page(manifest, index, encode_text(bytes(data)))
 
 
-class _Block(Protocol):
-    """A part of a file, which the browser decodes when it is needed. ``step`` is that of square roots of weights."""
-
-    @property
-    def key(self) -> str: ...
-    def compress(self, step: float) -> bytes: ...
-    def estimate_size(self, step: float) -> float: ...
-
-
-@dataclass(frozen=True, eq=False)
-class _StoredMap:
-    """Cells of one head that a file contains. Uniform attention has the weight ``mean`` in each."""
-
-    key: str
-    cells: FloatArray
-    mean: float
-    min_step: float = 0.0
-
-    def compress(self, step: float) -> bytes:
-        step = max(step, self.min_step)
-        if step == 0:
-            return zlib.compress(pack(self.cells))
-        # The codes of weights hardly repeat, except for zeros: searching for matches takes long and finds few.
-        compressor = zlib.compressobj(strategy=zlib.Z_RLE)
-        return compressor.compress(pack_roots(self.cells, step * self.mean**0.5)) + compressor.flush()
-
-    def estimate_size(self, step: float) -> float:
-        """Return about how many bytes the map takes, from some of its rows."""
-        stride = max(1, self.cells.size // SAMPLE_CELLS)
-        sample = replace(self, cells=self.cells[::stride])
-        return len(sample.compress(step)) * self.cells.size / sample.cells.size
-
-
-@dataclass(frozen=True, eq=False)
-class _StoredSide:
-    """The queries of a head, or the keys of a group of heads."""
-
-    key: str
-    side: BalancedSide
-
-    def compress(self, step: float) -> bytes:
-        return compress_side(self.side, _get_score_error(step))
-
-    def estimate_size(self, step: float) -> float:
-        values = self.side.values
-        sample = values[:: max(1, 2 * values.numel() // SAMPLE_CELLS)]
-        size = len(compress_side(replace(self.side, values=sample), _get_score_error(step)))
-        return size * len(values) / len(sample)
-
-
-@dataclass(frozen=True, eq=False)
-class _StoredBytes:
-    """Bytes that are not rounded."""
-
-    key: str
-    data: bytes  # compressed
-
-    def compress(self, step: float) -> bytes:
-        return self.data
-
-    def estimate_size(self, step: float) -> float:
-        return len(self.data)
-
-
 class _BlockBuilder:
     """Computes the blocks of a file. The browser derives all other maps from them."""
 
-    def __init__(self, factors: Mapping[tuple[int, int], ScoreFactors], detail: int) -> None:
-        self.factors, self.detail = factors, detail
-        self._sampled_rows: dict[tuple[int, int, int], FloatArray] = {}  # by item, layer and head
+    def __init__(
+        self,
+        factors: Mapping[_LayerKey, ScoreFactors],
+        detail: int,
+        detailed: Mapping[_LayerKey, Collection[int]],
+        thumbnails: Mapping[_HeadKey, FloatArray],
+    ) -> None:
+        self.factors, self.detail, self.detailed, self.thumbnails = factors, detail, detailed, thumbnails
+        self._sampled_rows: dict[_HeadKey, FloatArray] = {}  # by item, layer and head
         self._mask_keys = {_get_mask_key(found): found.visible for found in factors.values()}
 
-    def iterate_blocks(self, item: ViewerData, data_index: int) -> Iterator[_Block]:
+    def iterate_blocks(self, item: ViewerData, data_index: int) -> Iterator[Block]:
         if data_index == 0:
             for key, visible in self._mask_keys.items():
                 if key is not None and visible is not None:
-                    yield _StoredBytes(key, compress_mask(visible))
+                    yield StoredBytes(key, compress_mask(visible))
         for layer_index, layer in enumerate(item.layers):
             factors = self.factors.get((data_index, layer_index))
             if factors is not None:
                 for group, side in factors.keys.items():
-                    yield _StoredSide(f"keys/{data_index}/{layer_index}/{group}", side)
+                    yield StoredSide(f"keys/{data_index}/{layer_index}/{group}", side)
             for head in layer.heads:
                 whole = TileRequest(
                     layer_index, head, (0, layer.shape[0]), (0, layer.shape[1]), THUMBNAIL_SIZE, data_index=data_index
                 )
-                if factors is not None:
+                if head not in self.detailed[data_index, layer_index]:
+                    yield _store_thumbnail(whole, self.thumbnails[data_index, layer_index, head])
+                elif factors is not None:
                     yield from self._iterate_factored(layer, whole, factors.queries[head])
                 elif _find_finest_zoom(layer, self.detail) == 0:
                     yield from _iterate_weights(layer, whole)
                 else:
                     yield from _iterate_pyramid(layer, whole, self.detail, with_alignment=item.speech is not None)
 
-    def _iterate_factored(self, layer: ViewerLayer, whole: TileRequest, queries: BalancedSide) -> Iterator[_Block]:
+    def _iterate_factored(self, layer: ViewerLayer, whole: TileRequest, queries: BalancedSide) -> Iterator[Block]:
         weights = compute_cells(layer, replace(whole, quantity="weights"))
         head_key = (whole.data_index, whole.layer, int(whole.head or 0))
         self._sampled_rows[head_key] = weights[_sample_rows(len(weights))]
         path = "/".join(map(str, head_key))
-        yield _StoredSide(f"queries/{path}", queries)
+        yield StoredSide(f"queries/{path}", queries)
         row_sums = weights.sum(1)
         if ((row_sums > 0) & (np.abs(row_sums - 1) > 1e-3)).any():  # some weight is on no key, or on padding
-            yield _StoredBytes(f"row_sums/{path}", zlib.compress(pack(row_sums[None])))
-        yield replace(_build_thumbnail(weights, whole), min_step=THUMBNAIL_STEP)
+            yield StoredBytes(f"row_sums/{path}", zlib.compress(pack(row_sums[None])))
+        yield _build_thumbnail(weights, whole, THUMBNAIL_STEP)
 
     def measure_error(self, step: float) -> float | None:
         """Return the relative error that 99 % of the computed weights of at least the mean do not exceed."""
@@ -231,26 +180,28 @@ class _BlockBuilder:
         for (data_index, layer, head), exact in list(self._sampled_rows.items())[::SAMPLE_HEADS]:
             factors = self.factors[data_index, layer]
             rows = torch.from_numpy(_sample_rows(len(factors.queries[head].values)))
-            rounded = factors.compute_weights(head, rows, _get_score_error(step)).numpy()
+            rounded = factors.compute_weights(head, rows, get_score_error(step)).numpy()
             errors.append(compute_relative_errors(exact, rounded * exact.sum(1, keepdims=True)))
         return float(np.quantile(np.concatenate(errors), 0.99)) if errors else None
 
 
-def _factor_scores(viewer_data: Sequence[ViewerData], detail: int) -> dict[tuple[int, int], ScoreFactors]:
+def _factor_scores(
+    viewer_data: Sequence[ViewerData], detail: int, detailed: Mapping[_LayerKey, Sequence[int]]
+) -> dict[_LayerKey, ScoreFactors]:
     """Return the factors of layers, by item and layer, if the file cannot contain all weights to three digits."""
     layers = [
         (n, k, layer)
         for n, item in enumerate(viewer_data)
         for k, layer in enumerate(item.layers)
-        if _find_finest_zoom(layer, detail) == 0
+        if _find_finest_zoom(layer, detail) == 0 and detailed[n, k]
     ]
-    if 2 * sum(len(layer.heads) * layer.shape[0] * layer.shape[1] for _, _, layer in layers) <= TARGET_BYTES:
+    if 2 * sum(len(detailed[n, k]) * layer.shape[0] * layer.shape[1] for n, k, layer in layers) <= TARGET_BYTES:
         return {}
     found = {}
     for n, k, layer in layers:
         source = layer.source
         if isinstance(source, CapturedWeightSource):
-            factors = factor_scores(source.layer.attention, source.batch, layer.heads, layer.shape)
+            factors = factor_scores(source.layer.attention, source.batch, detailed[n, k], layer.shape)
             if factors is not None:
                 found[n, k] = factors
     return found
@@ -268,37 +219,36 @@ def _get_mask_key(factors: ScoreFactors) -> str | None:
     return f"visible/{rows}-{cols}/{zlib.crc32(np.packbits(factors.visible).tobytes()):08x}"
 
 
-def _get_score_error(step: float) -> float:
-    """Return the error of scores that is as harmful as a step of square roots, for a weight equal to the mean."""
-    return max(step / 3**0.5, MIN_ERROR)
-
-
 def _sample_rows(num_rows: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, num_rows - 1, SAMPLE_ROWS).astype(np.int64))
 
 
-def _iterate_weights(layer: ViewerLayer, whole: TileRequest) -> Iterator[_StoredMap]:
+def _iterate_weights(layer: ViewerLayer, whole: TileRequest) -> Iterator[StoredMap]:
     request = replace(whole, quantity="weights")
     weights = compute_cells(layer, request)
-    yield _StoredMap(request.key, weights, float(weights.mean()))
+    yield StoredMap(request.key, weights, float(weights.mean()))
     yield _build_thumbnail(weights, whole)
 
 
-def _build_thumbnail(weights: FloatArray, whole: TileRequest) -> _StoredMap:
+def _build_thumbnail(weights: FloatArray, whole: TileRequest, min_step: float = 0.0) -> StoredMap:
     cells = ArrayWeightSource(weights).pooled_map(0, slice(*whole.rows), slice(*whole.cols), THUMBNAIL_SIZE)
-    return _StoredMap(whole.key, cells, float(cells.sum(1).mean()) / cells.shape[1])
+    return _store_thumbnail(whole, cells, min_step)
+
+
+def _store_thumbnail(whole: TileRequest, cells: FloatArray, min_step: float = 0.0) -> StoredMap:
+    return StoredMap(whole.key, cells, float(cells.sum(1).mean()) / cells.shape[1], min_step)
 
 
 def _iterate_pyramid(
     layer: ViewerLayer, whole: TileRequest, detail: int, *, with_alignment: bool
-) -> Iterator[_StoredMap]:
+) -> Iterator[StoredMap]:
     """Iterate over the pooled tiles of a head, its thumbnail, and the weight that each column receives."""
     total = replace(whole, quantity="received_weight", size=TILE_SIZE)
     received = compute_cells(layer, total)
-    yield _StoredMap(total.key, received, float(received.mean()))
+    yield StoredMap(total.key, received, float(received.mean()))
     thumbnail = compute_cells(layer, whole)
     row_sum = float(thumbnail.sum(1).mean())  # usually 1
-    yield _StoredMap(whole.key, thumbnail, row_sum / thumbnail.shape[1])
+    yield _store_thumbnail(whole, thumbnail)
     requests = [replace(whole, size=ALIGNMENT_SIZE)] if with_alignment else []
     requests += [
         replace(whole, rows=rows, cols=cols, size=TILE_SIZE)
@@ -308,17 +258,7 @@ def _iterate_pyramid(
     for part in requests:
         cells = compute_cells(layer, part)
         share = (part.cols[1] - part.cols[0]) / layer.shape[1]
-        yield _StoredMap(part.key, cells, row_sum * share / cells.shape[1])
-
-
-def _choose_step(blocks: Sequence[_Block], executor: ThreadPoolExecutor) -> float:
-    """Return the finest step with which all blocks fit into TARGET_BYTES, or the coarsest one."""
-
-    def fits(step: float) -> bool:
-        sizes: Iterable[float] = executor.map(lambda block: block.estimate_size(step), blocks)
-        return sum(sizes) <= TARGET_BYTES
-
-    return STEPS[min(bisect.bisect_left(STEPS, True, key=fits), len(STEPS) - 1)]
+        yield StoredMap(part.key, cells, row_sum * share / cells.shape[1])
 
 
 def _find_finest_zoom(layer: ViewerLayer, detail: int) -> int:
@@ -349,32 +289,85 @@ def _select_heads(viewer_data: ViewerData, heads: HeadSelection | None) -> Viewe
     return viewer_data.with_layers(layers)
 
 
-def _check_size(
-    viewer_data: Sequence[ViewerData], detail: int, factors: Mapping[tuple[int, int], ScoreFactors]
-) -> None:
-    """Raise an error before any weight is computed if the file would be too large."""
-    layers = [(layer, factors.get((n, k))) for n, item in enumerate(viewer_data) for k, layer in enumerate(item.layers)]
-    counts = [
-        2 * found.num_codes if found else len(layer.heads) * _count_cells(layer, detail) for layer, found in layers
-    ]
-    if sum(counts) <= MAX_CELLS:
-        return
-    num_heads = sum(len(layer.heads) for layer, _ in layers)
-    largest = max(count // len(layer.heads) for count, (layer, _) in zip(counts, layers, strict=True))
-    smaller = sum(len(layer.heads) * _count_cells(layer, TILE_SIZE) for layer, _ in layers)
+def _compute_thumbnails(viewer_data: Sequence[ViewerData]) -> dict[_HeadKey, FloatArray]:
+    return {
+        (n, k, head): compute_cells(
+            layer, TileRequest(k, head, (0, layer.shape[0]), (0, layer.shape[1]), THUMBNAIL_SIZE, data_index=n)
+        )
+        for n, item in enumerate(viewer_data)
+        for k, layer in enumerate(item.layers)
+        for head in layer.heads
+    }
+
+
+def _choose_detailed_heads(
+    viewer_data: Sequence[ViewerData], detail: int, thumbnails: Mapping[_HeadKey, FloatArray]
+) -> dict[_LayerKey, tuple[int, ...]]:
+    """Choose the heads that a file shows in detail: those with the most focused maps, until it is full.
+
+    Two items that are compared have the same heads in detail.
+    """
+    chosen: dict[_LayerKey, tuple[int, ...]] = {
+        (n, k): () for n, item in enumerate(viewer_data) for k in range(len(item.layers))
+    }
+    ranked = sorted(thumbnails, key=lambda key: _measure_focus(thumbnails[key]), reverse=True)
+    for _, k, head in ranked:
+        extended = dict(chosen)
+        for n, item in enumerate(viewer_data):
+            if k < len(item.layers) and head in item.layers[k].heads:
+                extended[n, k] = tuple(sorted({*chosen[n, k], head}))
+        if _count_stored(viewer_data, detail, extended) > MAX_DETAILED_CELLS:
+            break
+        chosen = extended
+    return chosen
+
+
+def _measure_focus(thumbnail: FloatArray) -> float:
+    """Return how much less than uniform the entropy of the rows of a small map is, in nats.
+
+    The first column is left out: many heads attend to the first token, which says little.
+    """
+    cells = thumbnail[:, 1:] if thumbnail.shape[1] > 2 else thumbnail
+    sums = cells.sum(1, keepdims=True)
+    shares = cells / np.where(sums > 0, sums, 1)
+    entropies = -(shares * np.log(np.where(shares > 0, shares, 1))).sum(1)
+    num_visible = np.maximum((cells > 0).sum(1), 1)
+    return float(np.average(np.log(num_visible) - entropies, weights=sums[:, 0] + 1e-12))
+
+
+def _count_stored(viewer_data: Sequence[ViewerData], detail: int, detailed: Mapping[_LayerKey, Collection[int]]) -> int:
+    """Return about how many numbers a file contains, if it shows these heads in detail and thumbnails of all."""
+    return sum(
+        len(layer.heads) * THUMBNAIL_SIZE**2 + len(detailed[n, k]) * _count_cells(layer, detail)
+        for n, item in enumerate(viewer_data)
+        for k, layer in enumerate(item.layers)
+    )
+
+
+def _build_size_error(viewer_data: Sequence[ViewerData], detail: int) -> InputError:
+    layers = [layer for item in viewer_data for layer in item.layers]
+    num_heads = sum(len(layer.heads) for layer in layers)
+    num_cells = sum(len(layer.heads) * _count_cells(layer, detail) for layer in layers)
+    largest = max(_count_cells(layer, detail) for layer in layers)
+    smaller = sum(len(layer.heads) * _count_cells(layer, TILE_SIZE) for layer in layers)
     alternative = f", or detail={TILE_SIZE}, with which all of them fit" if smaller <= MAX_CELLS else ""
-    raise InputError(
-        f"the file would contain {sum(counts):,} weights of {num_heads} heads, more than {MAX_CELLS:,}. "
+    return InputError(
+        f"the file would contain {num_cells:,} weights of {num_heads} heads, more than {MAX_CELLS:,}. "
         f"{MAX_CELLS // largest} of these heads fit: select some heads, as in "
-        f'heads={{"{layers[-1][0].name}": [0, 3]}} (jumok look: --layer and --head){alternative}'
+        f'heads={{"{layers[-1].name}": [0, 3]}} (jumok look: --layer and --head){alternative}; without a selection, '
+        "the file has an overview of all heads, and those with the most focused maps in detail"
     )
 
 
 def _count_cells(layer: ViewerLayer, detail: int) -> int:
-    """Return the number of cells of a head in a file."""
+    """Return the number of cells of a head in a file, or that of its queries and keys, twice."""
     finest = _find_finest_zoom(layer, detail)
     if finest == 0:
-        return layer.shape[0] * layer.shape[1]
+        num_weights = layer.shape[0] * layer.shape[1]
+        if not isinstance(layer.source, CapturedWeightSource):
+            return num_weights
+        width = layer.source.query_width
+        return min(num_weights, 2 * width * sum(layer.shape)) if width else num_weights
     return sum(
         min(TILE_SIZE, rows[1] - rows[0]) * min(TILE_SIZE, cols[1] - cols[0])
         for zoom in range(finest, max(map(find_coarsest_zoom, layer.shape)) + 1)

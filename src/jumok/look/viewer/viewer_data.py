@@ -255,6 +255,12 @@ class CapturedWeightSource:
             return None
         return max(TILE_SIZE, MAX_CPU_PAIRS // num_keys)
 
+    @property
+    def query_width(self) -> int | None:
+        """The width of queries and keys, if the scores are their product."""
+        attention = self.layer.attention
+        return None if attention.score_function or attention.score_mod else int(attention.query.shape[3])
+
     def pooled_map(self, head: int, rows: slice, cols: slice, size: int) -> Tensor:
         num_rows = rows.stop - rows.start
         if self.max_rows is not None and num_rows > max(self.max_rows, size):
@@ -309,6 +315,7 @@ def build_manifest(viewer_data: Sequence[ViewerData]) -> dict[str, Any]:
                     "first_generated": list(layer.first_generated),
                     "media": [name for name, medium in item.media.items() if medium.matches(layer)],
                     "max_rows": getattr(layer.source, "max_rows", None),  # queries that a long map is computed from
+                    "detailed_heads": None,  # all, unless a saved file has only an overview of the others
                     "finest_zoom": 0,  # more than 0 only in a saved file of a long map
                 }
                 for layer in item.layers

@@ -54,4 +54,5 @@ def _sample_rows(axis: PoolingAxis, rows_per_cell: int) -> tuple[Tensor, Tensor]
     counts = axis.sizes.clamp_max(rows_per_cell)
     cells = torch.repeat_interleave(torch.arange(axis.num_cells, device=axis.device), counts)
     order = torch.arange(len(cells), device=axis.device) - (counts.cumsum(0) - counts)[cells]
-    return axis.starts[cells] + (2 * order + 1) * axis.sizes[cells] // (2 * counts[cells]), cells
+    rows: Tensor = axis.starts[cells] + (2 * order + 1) * axis.sizes[cells] // (2 * counts[cells])
+    return rows, cells

@@ -3,7 +3,16 @@
 import { formatWeight } from "./colours.js";
 
 /** Describe the rounding of the weights of a layer in a saved file (see viewer/html_file.py). */
-export function describeRounding({ rounding, score_error: scoreError }, { shape: [, numKeys], scores }) {
+export function describeRounding(manifest, layer) {
+  const { detailed_heads: detailed } = layer,
+    heads = detailed?.length ? `${detailed.length === 1 ? "head" : "heads"} ${detailed.join(", ")}` : "no head";
+  const selection = detailed
+    ? `This file contains an overview of 64 × 64 cells of all heads, and of this layer ${heads} in detail. `
+    : "";
+  return selection + describeError(manifest, layer);
+}
+
+function describeError({ rounding, score_error: scoreError }, { shape: [, numKeys], scores }) {
   if (scores) {
     const percent = Number((100 * scoreError).toPrecision(2));
     return `The weights of this layer are computed from rounded queries and keys. Of the weights that are at least as large as the mean (${formatWeight(1 / numKeys, 2)}), 99 % are exact to within ${percent} %. Hidden keys have exactly 0. The live viewer shows exact weights.`;
@@ -16,6 +25,11 @@ export function describeRounding({ rounding, score_error: scoreError }, { shape:
   };
   const examples = [1, 16, 64].filter((times) => times < numKeys).map(describe);
   return `This file contains rounded weights. Square roots of weights are rounded, so large weights are more exact: ${examples.join(", ")}. Weights of 0 are exact. The live viewer shows exact weights.`;
+}
+
+/** Whether a file has more than an overview of a head; null: the mean of all heads. */
+export function isDetailed({ heads, detailed_heads: detailed }, head) {
+  return !detailed || (head === null ? heads : [head]).every((number) => detailed.includes(number));
 }
 
 /** Replace one item of the manifest by the item of another manifest. */

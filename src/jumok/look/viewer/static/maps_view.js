@@ -197,7 +197,8 @@ export class MapsView extends View {
 }
 
 // What the weight of a cell of several tokens is.
-function describeMean({ rows: [first, end] }, { maxRows }) {
+function describeMean({ rows: [first, end] }, { maxRows, isOverview }) {
+  if (isOverview) return "mean share of a row’s weight, from an overview of 64 × 64 cells";
   const sampled = maxRows === null ? Infinity : Math.max(1, Math.floor(maxRows / TILE_SIZE)),
     sample = end - first > sampled ? `, of ${sampled} of ${formatCount(end - first)} queries` : "";
   return `mean share of a row’s weight${sample}`;

@@ -1,7 +1,7 @@
 // The weights of a saved file: blocks of text that are decoded when they are needed (see viewer/html_file.py).
 
 import { computeWeights, decodeSide, decodeVisible } from "./saved_scores.js";
-import { decode, keyOf } from "./tiles.js";
+import { decode, keyOf, THUMBNAIL_SIZE } from "./tiles.js";
 
 const MAX_CACHED_CELLS = 1 << 23; // of decoded maps: 32 MiB
 
@@ -80,8 +80,9 @@ export class SavedWeights {
 
   async compute(request) {
     if (keyOf(request) in this.index) return this.read(keyOf(request));
-    const { shape, finest_zoom: finestZoom } = this.layer(request),
+    const { shape, finest_zoom: finestZoom, detailed_heads: detailedHeads } = this.layer(request),
       [numRows, numCols] = shape;
+    if (detailedHeads && !detailedHeads.includes(request.head)) return this.computeFromThumbnail(request, shape);
     if (finestZoom > 0) {
       if (request.quantity === "weights")
         throw new Error("This file contains pooled maps only. Single weights are available in the live viewer.");
@@ -94,6 +95,35 @@ export class SavedWeights {
       received = new Float32Array(cols);
     for (let n = 0; n < values.length; n += 1) received[n % cols] += values[n] / rows;
     return { rows: 1, cols, values: received };
+  }
+
+  // A part of a map of which the file has the thumbnail only.
+  async computeFromThumbnail(request, shape) {
+    if (request.quantity === "weights")
+      throw new Error("This file contains an overview of this head only. Single weights are available in the live viewer.");
+    const all = { rows: [0, shape[0]], cols: [0, shape[1]], size: THUMBNAIL_SIZE, quantity: "pooled_map" },
+      thumbnail = await this.read(keyOf({ ...request, ...all }));
+    const count = ([first, last], size) => Math.min(last - first, size),
+      isTotal = request.quantity === "received_weight",
+      rows = isTotal ? 1 : count(request.rows, request.size),
+      cols = isTotal ? count(request.cols, Infinity) : count(request.cols, request.size),
+      values = new Float32Array(rows * cols);
+    // The middle of each cell lies in a cell of the thumbnail, whose weight its keys share.
+    const locate = (n, number, [first, last], length, cells) =>
+      Math.min(cells - 1, Math.floor(((first + ((n + 0.5) * (last - first)) / number) / length) * cells));
+    const share = (thumbnail.cols / shape[1]) * ((request.cols[1] - request.cols[0]) / cols);
+    for (let j = 0; j < cols; j += 1) {
+      const col = locate(j, cols, request.cols, shape[1], thumbnail.cols);
+      if (isTotal)
+        for (let row = 0; row < thumbnail.rows; row += 1)
+          values[j] += (thumbnail.values[row * thumbnail.cols + col] * share) / thumbnail.rows;
+      else
+        for (let i = 0; i < rows; i += 1) {
+          const row = locate(i, rows, request.rows, shape[0], thumbnail.rows);
+          values[i * cols + j] = thumbnail.values[row * thumbnail.cols + col] * share;
+        }
+    }
+    return { rows, cols, values };
   }
 
   /** Return a promise of all weights of a head, which are in the file or computed from queries and keys. */

@@ -4,7 +4,7 @@
 import { Appearance } from "./appearance.js";
 import { ARROWS, clamp, download } from "./dom.js";
 import { ViewerLayout } from "./layout.js";
-import { describeRounding, replaceData } from "./manifest.js";
+import { describeRounding, isDetailed, replaceData } from "./manifest.js";
 import { buildRequest, getHost, Store } from "./tiles.js";
 import { shortNames } from "./token_text.js";
 import { chooseInitialView, listViews, VIEWS } from "./views.js";
@@ -107,7 +107,8 @@ class Viewer {
       item,
       state: this.state,
       shape: info.shape,
-      finestZoom: info.finest_zoom,
+      finestZoom: isDetailed(info, this.state.head) ? info.finest_zoom : Infinity,
+      isOverview: !isDetailed(info, this.state.head),
       maxRows: info.max_rows,
       rounding: info.scores ? this.manifest.score_error > 0.005 : this.manifest.rounding,
       rows: texts(info.row_labels),

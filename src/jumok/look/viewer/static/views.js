@@ -32,5 +32,6 @@ export function chooseInitialView(item) {
     if (layer >= 0) return hasLayers ? open(name, layer) : { view: name, layer: 0, head: layers[0].heads[0] };
   }
   if (layers.at(-1).first_generated.some((first) => first !== null)) return open("text", layers.length - 1);
-  return { view: "map", layer: 0, head: layers[0].heads[0] };
+  const first = Math.max(0, layers.findIndex(({ detailed_heads: heads }) => heads?.length)); // in a saved file
+  return { view: "map", layer: first, head: layers[first].detailed_heads?.[0] ?? layers[first].heads[0] };
 }
