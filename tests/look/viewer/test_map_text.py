@@ -77,7 +77,7 @@ def test_saved_pyramid_shows_the_cells_of_a_query(open_saved: Any) -> None:
     viewer.page.wait_for_selector(QUERIES)
     viewer.page.hover(f'{QUERIES}[data-n="7"]')
     viewer.page.wait_for_function(
-        "() => document.querySelector('.jm-map-text-lead').textContent.endsWith('(mean of a cell of the map)')"
+        "() => document.querySelector('.jm-map-text-lead').textContent.includes('its part of the map attended')"
     )
     values = viewer.page.evaluate(
         "document.querySelector('#viewer').jumok.maps[0].fetchPooledRow(1999).then(({ values }) => [...values])"

@@ -44,7 +44,7 @@ def compute_sampled_received_weight(
         attention, batch, slice(head, head + 1), sampled + rows.start, slice(0, num_keys), include_masked=True
     ):
         out += chunk.weights[0].sum(0)
-    return out * (num_rows / num_samples)
+    return out.mul_(num_rows / num_samples)
 
 
 def _sample_rows(axis: PoolingAxis, rows_per_cell: int) -> tuple[Tensor, Tensor]:

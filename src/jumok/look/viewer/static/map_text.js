@@ -109,31 +109,26 @@ export class MapText {
       this.shade(null);
       return void this.lead.replaceChildren("Point at a query to see what it attended to. Click it to pin it.");
     }
-    let values,
-      note = "";
-    try {
-      ({ values } = await this.events.row(row));
-    } catch {
-      values = (await this.events.pooledRow(row).catch(() => null))?.values ?? null;
-      note = " (mean of a cell of the map)";
-    }
+    const exact = await this.events.row(row).catch(() => null),
+      answer = exact ?? (await this.events.pooledRow(row).catch(() => null));
     if (this.content !== content || this.shown !== row) return undefined;
-    this.shade(values);
-    if (!values) return void this.lead.replaceChildren("The weights of this query failed to load.");
-    const best = findLargest(values, 2),
-      nameKey = (n) => createWord(truncateText(content.cols[n], 24), { class: "jm-selected" });
-    this.lead.replaceChildren(
-      createWord(truncateText(content.rows[row], 24), { class: "jm-pinned" }),
-      ` ${formatCount(row)} attended most to `,
-      ...best.flatMap((n, k) => [
-        k ? ", " : "",
-        nameKey(n),
-        ` ${formatCount(n)} (${formatWeight(values[n], 2)})`,
-      ]),
-      note,
-    );
+    this.shade(answer?.values ?? null);
+    if (!answer) return void this.lead.replaceChildren("The weights of this query failed to load.");
+    const query = createWord(truncateText(content.rows[row], 24), { class: "jm-pinned" }),
+      best = findLargest(answer.values, exact ? 2 : 1);
+    if (exact) this.lead.replaceChildren(query, ` ${formatCount(row)} attended most to `, ...this.nameKeys(best));
+    else this.lead.replaceChildren(query, ` ${formatCount(row)}: its part of the map attended most to keys ${describeKeyCell(answer, best[0])}`);
     // The first token often gets much weight from all queries.
     return this.keys.flow.reveal(best[0] === 0 ? best.at(-1) : best[0]);
+  }
+
+  nameKeys(keys) {
+    const name = (n) => createWord(truncateText(this.content.cols[n], 24), { class: "jm-selected" });
+    return keys.flatMap((n, k) => [
+      k ? ", " : "",
+      name(n),
+      ` ${formatCount(n)} (${formatWeight(this.values[n], 2)})`,
+    ]);
   }
 
   shade(values) {
@@ -197,6 +192,12 @@ export class MapText {
       cancelAnimationFrame(waiting);
     }
   }
+}
+
+// The keys of a cell, which begins at `first`, and their weight.
+function describeKeyCell({ values, width }, first) {
+  const last = Math.min(first + width, values.length) - 1;
+  return `${formatCount(first)} to ${formatCount(last)} (${formatWeight(values[first] * width, 2)})`;
 }
 
 // The positions of the largest values, largest first.

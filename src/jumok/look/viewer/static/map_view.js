@@ -356,7 +356,7 @@ export class MapView {
       for (let x = 0; x < tile.cols; x += 1)
         values.fill(tile.values[y * tile.cols + x] / width, left + x * width, left + (x + 1) * width);
     }
-    return { values };
+    return { values, width };
   }
 
   // ---------------------------------------------------------------- saving
