@@ -51,10 +51,13 @@ class BalancedSide:
 
     def pack(self, score_error: float) -> bytes:
         """Round the values so that both sides change the scores by ``score_error`` (root mean square)."""
-        bias, channels = self.values[:, :1], self.values[:, 1:]
-        bias_step = max(score_error / 2, float(bias.abs().max()) / MAX_CODE, 1e-30)
-        step = max(score_error * 12**0.5 / self.score_deviation, float(channels.abs().max()) / MAX_CODE, 1e-30)
-        codes = torch.cat([bias / bias_step, channels / step], 1).round().to(torch.int16).T.contiguous().numpy()
+        values = self.values.numpy()  # several threads pack at a time, each without threads of torch
+        bias, channels = values[:, :1], values[:, 1:]
+        bias_step = max(score_error / 2, float(np.abs(bias).max()) / MAX_CODE, 1e-30)
+        step = max(score_error * 12**0.5 / self.score_deviation, float(np.abs(channels).max()) / MAX_CODE, 1e-30)
+        steps = np.full(values.shape[1], step, np.float32)
+        steps[0] = bias_step
+        codes = np.rint(values / steps).astype(np.int16).T
         is_wide = np.abs(codes).max(1, initial=0) > 127
         num_wide = max(1, int(is_wide.nonzero()[0].max(initial=0)) + 1)
         low = codes.astype(np.int8)
