@@ -34,7 +34,9 @@ def look(
             metavar="MODEL", help="Run folder, Hugging Face folder, or name on the Hugging Face hub (owner/name)."
         ),
     ],
-    text: Annotated[str, typer.Argument(metavar="INPUT", help="Input text, a text file, or an image.")],
+    text: Annotated[
+        str | None, typer.Argument(metavar="INPUT", help="Input text, a text file, or an image. Optional with --audio.")
+    ] = None,
     target: Annotated[str | None, io_option(help="Target text. Defaults to the model's own prediction.")] = None,
     out: Annotated[
         Path | None, io_option(help="Write an .html file or a figure instead of starting the viewer.")
@@ -51,6 +53,10 @@ def look(
         language_model_option(
             metavar="PATTERN", help="Capture only these layers, which saves memory. * matches any characters."
         ),
+    ] = None,
+    audio: Annotated[
+        Path | None,
+        language_model_option(metavar="FILE", help="Recording that a speech model hears: WAV, FLAC or OGG."),
     ] = None,
     layer: Annotated[str | None, view_option(help="With --out: name of the layer. * matches any characters.")] = None,
     head: Annotated[int | None, view_option(min=0, help="With --out: attention head, counted from 0.")] = None,
@@ -76,7 +82,8 @@ def look(
     from jumok.look.viewer.word_merging import merge_into_words
 
     if out is not None:
-        check_not_input(out, [text, *Path(model).glob("*"), *([style_audio] if style_audio is not None else [])])
+        inputs = [name for name in (text, audio, style_audio) if name is not None]
+        check_not_input(out, [*inputs, *Path(model).glob("*")])
     if out is None and (layer is not None or head is not None):
         raise InputError("--layer and --head need --out; in the viewer, select the layer and the head there")
     views = _capture_views(
@@ -85,7 +92,7 @@ def look(
         target,
         parse_ablations(knock_out or ()),
         {"style_audio": style_audio, "style_weights": style_weights},
-        {"generate": generate, "chat": chat, "layers": layers},
+        {"generate": generate, "chat": chat, "layers": layers, "audio": audio},
         device,
     )
     if whole_words:
@@ -98,7 +105,7 @@ def look(
 
 def _capture_views(
     model: str,
-    text: str,
+    text: str | None,
     target: str | None,
     ablations: Ablations,
     style: Mapping[str, str | None],
@@ -117,9 +124,11 @@ def _capture_views(
             raise InputError(
                 f"--style-audio and --style-weights need a run of the task speak; {model} is a Hugging Face model"
             )
-        return capture_huggingface_model(
-            folder, _read_text(text, model), target, **generation, ablations=ablations, device=device
-        )
+        if text is not None:
+            text = _read_text(text, model)
+        elif generation["audio"] is None:
+            raise InputError("no input was given; give a text, or for a speech model a recording with --audio FILE")
+        return capture_huggingface_model(folder, text, target, **generation, ablations=ablations, device=device)
     if folder.is_dir() and not (folder / "recipe.yaml").is_file():
         raise InputError(
             f"{folder} has neither a recipe.yaml, as a run of `jumok train` has, nor a config.json, as a "
@@ -128,9 +137,11 @@ def _capture_views(
     run = Run.open(folder)
     if any(generation.values()):
         raise InputError(
-            f"--generate, --chat and --layers need a Hugging Face model, and {folder} is a run; a run shows its own "
+            f"--generate, --chat, --layers and --audio need a Hugging Face model, and {folder} is a run; a run shows its own "
             "prediction without them"
         )
+    if text is None:
+        raise InputError(f"{folder} is a run, which needs an input; give a text, a text file or an image")
     task = build_task(run)
     options, text = task.options_type.from_command_line(**style), task.read_text(text)
     return load_predictor(run, device).build_viewer_data(text, target, options=options, ablations=ablations)
@@ -142,5 +153,8 @@ def _read_text(text: str, model: str) -> str:
 
     media_type, _ = mimetypes.guess_type(text)
     if media_type is not None and media_type.startswith(("image/", "audio/", "video/")) and line_io.is_file(Path(text)):
-        raise InputError(f"{text} is a file of type {media_type}, and {model} reads text; give a text or a text file")
+        advice = f"; for a speech model, give --audio {text}" if media_type.startswith("audio/") else ""
+        raise InputError(
+            f"{text} is a file of type {media_type}, and {model} reads text; give a text or a text file{advice}"
+        )
     return line_io.read_text(text)

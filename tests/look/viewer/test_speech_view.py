@@ -127,7 +127,7 @@ def test_playback_moves_a_line(open_served: OpenPage) -> None:
         const row = overlay.getContext("2d").getImageData(0, y, overlay.width, 1).data;
         const columns = Array.from({ length: overlay.width }, (_, n) => n).filter((n) => row[4 * n + 3] > 200);
         const x = columns.reduce((sum, n) => sum + n, 0) / columns.length / d;
-        return [(x - b.x) / b.w * s.length, s.player.time]; })()"""
+        return [(x - b.x) / b.w * s.timeline.length, s.player.time]; })()"""
     line_time, audio_time = viewer.evaluate(line)
     assert line_time == pytest.approx(audio_time, abs=0.2)
     viewer.page.mouse.click(*locate_point(viewer, 0.75, 2))  # plays from there

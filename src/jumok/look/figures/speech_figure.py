@@ -24,7 +24,7 @@ from jumok.look.figures.plots import (
     to_single_line,
 )
 from jumok.look.viewer.synthesized_speech import StyleTokenWeights, SynthesizedSpeech
-from jumok.look.viewer.tiles import WeightArray, to_float32_array
+from jumok.look.viewer.tiles import FloatArray, WeightArray, to_float32_array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,55 +89,19 @@ class SpeechFigure(Drawing):
         figure.set_size_inches(plot_width, plot_height)  # labels are added when it is saved
         alignment_axes = add_panel(figure, 0, SPECTROGRAM_HEIGHT + PLOT_GAP, plot_width, alignment_height)
         mel_axes = add_panel(figure, 0, 0, plot_width, SPECTROGRAM_HEIGHT, sharex=alignment_axes)
-        self._draw_spectrogram(mel_axes)
+        draw_spectrogram(mel_axes, self.speech.mel, (0, self.speech.duration))
         self._draw_alignment(alignment_axes, plot_width, alignment_height)
         if self.title:
-            annotate(mel_axes, self.title, (0, 1), (0, 24), xycoords="axes fraction", size=12.5, color=INK)
+            draw_title(mel_axes, self.title)
         if self.style is not None:
             self._draw_style_tokens(figure, self.style, plot_width, plot_height)
 
-    def _draw_spectrogram(self, axes: Axes) -> None:
-        mel = self.speech.mel
-        axes.imshow(
-            mel.T,
-            cmap=create_colormap(SPECTROGRAM_COLOURS),
-            aspect="auto",
-            origin="lower",
-            interpolation="bilinear",
-            extent=(0, self.speech.duration, 0, mel.shape[1]),
-        )
-        _style_frame(axes, f"Mel spectrogram, {mel.shape[1]} bands")
-        axes.set_yticks([])
-        axes.tick_params(labelbottom=False)
-
     def _draw_alignment(self, axes: Axes, width: float, height: float) -> None:
-        from matplotlib.colors import PowerNorm
-
-        max_weight = float(self.weights.max()) or 1.0
-        image = axes.imshow(
-            self.weights.T,
-            cmap=create_colormap(SHADES),
-            norm=PowerNorm(0.5, 0, max_weight, clip=True),  # square roots, so that small weights are visible
-            aspect="auto",
-            origin="lower",
-            interpolation="nearest",
-            extent=(0, self.duration, -0.5, len(self.symbols) - 0.5),
-        )
-        _style_frame(axes, "Alignment (text from bottom to top)")
-        axes.set(xlim=(0, self.duration))
+        extent = (0, self.duration, -0.5, len(self.symbols) - 0.5)
         note = to_single_line(self.speech.note)
-        axes.set_xlabel("seconds" + (f"\n{note}" if note else ""), size=9, color=GREY, linespacing=1.6)
-        font_size = 72 * 0.78 * height / len(self.symbols)
-        step = max(1, int(np.ceil(MIN_FONT_SIZE / font_size)))
-        positions = range(0, len(self.symbols), step)
-        axes.set_yticks(list(positions), [self.symbols[n] for n in positions])
-        axes.tick_params(axis="y", labelsize=min(11.0, font_size * step), labelcolor=INK)
-        scale = min(1.0, 2 / height)
-        bar_axes = axes.inset_axes((1 + 0.09 / width, 1 - scale, 0.08 / width, scale))
-        ticks = (0, max_weight / 4, max_weight)
-        draw_colour_bar(bar_axes, image, ticks)
-        bar_axes.set_yticklabels([f"{value:.2g}" for value in ticks])
-        bar_axes.minorticks_off()
+        draw_weights(axes, self.weights.T, extent, "Alignment (text from bottom to top)", (width, height), note)
+        axes.set(xlim=(0, self.duration))
+        draw_labels(axes, self.symbols, height)
 
     def _draw_style_tokens(self, figure: Figure, style: StyleTokenWeights, width: float, height: float) -> None:
         """Draw a bar for each token and head, at the right, from the top down."""
@@ -155,6 +119,72 @@ class SpeechFigure(Drawing):
         style_axes(axes, grid="x", label_size=8.5)
         axes.tick_params(axis="x", labelcolor=GREY)
         axes.tick_params(axis="y", labelsize=min(10.0, 72 * 0.62 * axes_height / num_tokens))
+
+
+def draw_title(axes: Axes, title: str) -> None:
+    """Draw the title of a figure above its spectrogram."""
+    annotate(axes, title, (0, 1), (0, 24), xycoords="axes fraction", size=12.5, color=INK)
+
+
+def draw_spectrogram(axes: Axes, mel: FloatArray, span: tuple[float, float]) -> None:
+    """Draw a spectrogram ``(T, M)``; ``span``: when it begins and ends, in seconds."""
+    axes.imshow(
+        mel.T,
+        cmap=create_colormap(SPECTROGRAM_COLOURS),
+        aspect="auto",
+        origin="lower",
+        interpolation="bilinear",
+        extent=(*span, 0, mel.shape[1]),
+    )
+    _style_frame(axes, f"Mel spectrogram, {mel.shape[1]} bands")
+    axes.set_yticks([])
+    axes.tick_params(labelbottom=False)
+
+
+def draw_weights(
+    axes: Axes,
+    weights: FloatArray,
+    extent: tuple[float, float, float, float],
+    title: str,
+    size: tuple[float, float],
+    note: str = "",
+) -> None:
+    """Draw a map with time to the right, and the scale of its colours.
+
+    ``extent``: left, right, bottom and top; the first row of ``weights`` is at the bottom if that is the smaller one.
+    ``size``: width and height of the plot in inches.
+    """
+    from matplotlib.colors import PowerNorm
+
+    width, height = size
+    max_weight = float(weights.max()) or 1.0
+    left, right, bottom, top = extent
+    image = axes.imshow(
+        weights,
+        cmap=create_colormap(SHADES),
+        norm=PowerNorm(0.5, 0, max_weight, clip=True),  # square roots, so that small weights are visible
+        aspect="auto",
+        origin="lower" if bottom < top else "upper",
+        interpolation="nearest",
+        extent=(left, right, bottom, top),
+    )
+    _style_frame(axes, title)
+    axes.set_xlabel("seconds" + (f"\n{note}" if note else ""), size=9, color=GREY, linespacing=1.6)
+    scale = min(1.0, 2 / height)
+    bar_axes = axes.inset_axes((1 + 0.09 / width, 1 - scale, 0.08 / width, scale))
+    ticks = (0, max_weight / 4, max_weight)
+    draw_colour_bar(bar_axes, image, ticks)
+    bar_axes.set_yticklabels([f"{value:.2g}" for value in ticks])
+    bar_axes.minorticks_off()
+
+
+def draw_labels(axes: Axes, labels: Sequence[str], height: float) -> None:
+    """Label the rows of a map that is so many inches high; if they are close, only some."""
+    font_size = 72 * 0.78 * height / len(labels)
+    step = max(1, int(np.ceil(MIN_FONT_SIZE / font_size)))
+    positions = range(0, len(labels), step)
+    axes.set_yticks(list(positions), [labels[n] for n in positions])
+    axes.tick_params(axis="y", labelsize=min(11.0, font_size * step), labelcolor=INK)
 
 
 def _style_frame(axes: Axes, title: str) -> None:

@@ -10,21 +10,21 @@ import torch
 
 from jumok.errors import InputError
 from jumok.look.capture.watch import watch
+from jumok.look.huggingface.audio_capture import capture_recording
 from jumok.look.huggingface.folder import find_model_folder
 from jumok.look.huggingface.loading import accepts_argument, convert_errors, load_model, silence_transformers
 from jumok.look.huggingface.memory import check_memory
-from jumok.look.huggingface.text_input import check_length, encode_text, get_text_model
+from jumok.look.huggingface.text_input import check_length, encode_text, get_text_model, shorten_title
 from jumok.look.viewer.comparison import Ablations, compare_with_ablation
 from jumok.look.viewer.viewer_data import ViewerData
-
-MAX_TITLE_LENGTH = 160  # characters of a text in the title
 
 
 def capture_huggingface_model(
     model_name: str | Path,
-    text: str,
+    text: str | None = None,
     target: str | None = None,
     *,
+    audio: str | Path | None = None,
     generate: int | None = None,
     chat: bool = False,
     layers: str | None = None,
@@ -41,6 +41,9 @@ def capture_huggingface_model(
     ``layers`` is a name in which * matches anything: only these layers are captured, which saves memory. A text that
     does not fit into memory is rejected before the model runs.
 
+    With ``audio``, a WAV, FLAC or OGG file, the model hears a recording, and the text is the prompt of a language model
+    (see :mod:`jumok.look.huggingface.audio_capture`).
+
     An encoder-decoder also gets ``target``, which defaults to its own output. Of a model that compares texts
     with images or audio, such as CLIP, the text model is run. No code from the folder is run, and pickled
     weights are not read.
@@ -48,6 +51,11 @@ def capture_huggingface_model(
     >>> (data,) = capture_huggingface_model("Qwen/Qwen3-0.6B", "The cat sat", generate=20)  # doctest: +SKIP
     >>> ViewerWidget(data)  # doctest: +SKIP
     """
+    if audio is not None:
+        folder = find_model_folder(model_name)
+        options = {"generate": generate, "chat": chat, "layers": layers}
+        return capture_recording(folder, Path(audio), text, target, **options, ablations=ablations, device=device)
+    text = text or ""
     _check_arguments(text, target, generate)
     folder = find_model_folder(model_name)
     generator, tokenizer = load_model(folder, device, for_generation=generate is not None)
@@ -60,13 +68,13 @@ def capture_huggingface_model(
     num_tokens = encoded["input_ids"].shape[1]
     check_length(model, num_tokens, 0 if is_encoder_decoder else generate or 0)
     check_memory(model, num_tokens + (0 if is_encoder_decoder else generate or 0), layers)
-    title, first_generated = _shorten_title(text), None
+    title, first_generated = shorten_title(text), None
     with torch.inference_mode():
         if is_encoder_decoder:
             with convert_errors(folder, model):
                 decoder_ids = _build_decoder_input(model, tokenizer, encoded, target, generate)
             encoded = {**encoded, "decoder_input_ids": decoder_ids}
-            title = f"{title}  →  {_shorten_title(tokenizer.decode(decoder_ids[0], skip_special_tokens=True))}"
+            title = f"{title}  →  {shorten_title(tokenizer.decode(decoder_ids[0], skip_special_tokens=True))}"
             first_generated = None if target is not None else 1  # after the start token
         elif target is not None:
             raise InputError(f"{folder} holds a model of one text, and --target was given as a second one")
@@ -75,7 +83,7 @@ def capture_huggingface_model(
                 output_ids = _generate(generator, encoded, generate)
             encoded = {"input_ids": output_ids}
             title = (
-                f"{title}  →  {_shorten_title(tokenizer.decode(output_ids[0, num_tokens:], skip_special_tokens=True))}"
+                f"{title}  →  {shorten_title(tokenizer.decode(output_ids[0, num_tokens:], skip_special_tokens=True))}"
             )
             first_generated = num_tokens
 
@@ -135,9 +143,3 @@ def _mark_generated(data: ViewerData, model: Any, first: int) -> ViewerData:
             for layer in data.layers
         ]
     )
-
-
-def _shorten_title(text: str) -> str:
-    """Return the beginning of a text, on one line."""
-    line = " ".join(text.split())
-    return line if len(line) <= MAX_TITLE_LENGTH else f"{line[:MAX_TITLE_LENGTH].rstrip()} …"

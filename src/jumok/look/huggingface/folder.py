@@ -113,9 +113,14 @@ def has_tokenizer(folder: Path) -> bool:
     return any(path for pattern in TOKENIZER_FILE_PATTERNS for path in folder.glob(pattern))
 
 
+def has_feature_extractor(folder: Path) -> bool:
+    """Return whether there is the configuration of a feature extractor, as of a model of audio or images."""
+    return any((folder / name).is_file() for name in ("preprocessor_config.json", "processor_config.json"))
+
+
 def _list_missing_files(folder: Path) -> list[str]:
     missing = [] if is_huggingface_folder(folder) else ["config.json"]
-    if not has_tokenizer(folder):
+    if not has_tokenizer(folder) and not has_feature_extractor(folder):
         missing.append("a tokenizer (tokenizer.json, vocab.txt or the like)")
     index = folder / "model.safetensors.index.json"
     if index.is_file():

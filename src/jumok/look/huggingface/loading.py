@@ -6,6 +6,7 @@ No code from the folder is run, and pickled weights are not read.
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,11 +19,25 @@ from jumok.errors import InputError, JumokError, MissingExtra
 from jumok.files import check_symlinks
 from jumok.look.huggingface.folder import check_weights, has_tokenizer
 
+UNUSED_WEIGHTS = re.compile(r"pooler|masked_spec_embed")  # no attention depends on them
 MAX_ERROR_LENGTH = 300  # maximum number of characters of a transformers error message
 
 
 def load_model(folder: Path, device: str, *, for_generation: bool) -> tuple[Any, Any]:
     """Return the model and the tokenizer; ``for_generation``: with the output layer that a decoder needs."""
+    config = load_config(folder)
+    model_class = _select_model_class(folder, config)
+    _check_reads_text(folder, model_class, config)
+    if for_generation and not accepts_argument(model_class, "decoder_input_ids"):
+        model_class = _select_causal_class(folder, config)
+    check_has_tokenizer(folder)
+    check_weights(folder)
+    tokenizer = load_from_folder(folder, "AutoTokenizer")
+    return load_weights(folder, model_class, device), tokenizer
+
+
+def load_config(folder: Path) -> Any:
+    """Return the configuration of a model, after checks of its folder."""
     try:
         import transformers
     except ModuleNotFoundError as error:
@@ -31,32 +46,36 @@ def load_model(folder: Path, device: str, *, for_generation: bool) -> tuple[Any,
         ) from error
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     check_symlinks(folder)
-    target_device = _resolve_device(device)
-    # Unless trust_remote_code is False, transformers asks on standard input whether to run the folder's code.
-    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    return load_from_folder(folder, "AutoConfig")
+
+
+def load_from_folder(folder: Path, auto_class: str) -> Any:
+    """Load a configuration, a tokenizer, a feature extractor or a processor by the name of its class."""
+    import transformers
+
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, **local)
-        model_class = _select_model_class(folder, config)
-        _check_reads_text(folder, model_class, config)
-        if for_generation and not accepts_argument(model_class, "decoder_input_ids"):
-            model_class = _select_causal_class(folder, config)
-        _check_has_tokenizer(folder)
-        check_weights(folder)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
-        del local["trust_remote_code"]  # classes of transformers do not take this option
-        with silence_transformers():  # missing weights are reported below, if they matter
-            model, loading_info = model_class.from_pretrained(
-                folder, **local, use_safetensors=True, output_loading_info=True
-            )
-    except InputError:
-        raise
+        # Unless trust_remote_code is False, transformers asks on standard input whether to run the folder's code.
+        return getattr(transformers, auto_class).from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise InputError(f"{folder} cannot be loaded: {shorten_message(error)}") from error
-    missing = sorted(name for name in loading_info["missing_keys"] if "pooler" not in name)  # no attention
+
+
+def load_weights(folder: Path, model_class: Any, device: str) -> Any:
+    """Return a model of this class with the weights of a folder."""
+    check_weights(folder)
+    target_device = _resolve_device(device)
+    try:
+        with silence_transformers():  # missing weights are reported below, if they matter
+            model, loading_info = model_class.from_pretrained(
+                folder, local_files_only=True, use_safetensors=True, output_loading_info=True
+            )
+    except Exception as error:
+        raise InputError(f"{folder} cannot be loaded: {shorten_message(error)}") from error
+    missing = sorted(name for name in loading_info["missing_keys"] if not UNUSED_WEIGHTS.search(name))
     if missing:
         listed = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
-        warnings.warn(f"{folder} lacks {len(missing)} weights, which are random: {listed}", stacklevel=3)
-    return model.eval().to(target_device), tokenizer
+        warnings.warn(f"{folder} lacks {len(missing)} weights, which are random: {listed}", stacklevel=4)
+    return model.eval().to(target_device)
 
 
 def _select_model_class(folder: Path, config: Any) -> Any:
@@ -96,7 +115,11 @@ def _select_causal_class(folder: Path, config: Any) -> Any:
 def _check_reads_text(folder: Path, model_class: Any, config: Any) -> None:
     model = f"{folder} holds a model ({config.model_type})"
     if not accepts_argument(model_class, "input_ids"):
-        raise InputError(f"{model} that reads no text, and jumok look only passes text. {describe_inputs(model_class)}")
+        # A recording needs no Python; other inputs do.
+        advice = "Give a recording with --audio FILE. " if "audio" in list_modalities(model_class) else ""
+        raise InputError(
+            f"{model} that reads no text, and no other input was given. {advice}{describe_inputs(model_class)}"
+        )
     if config.is_encoder_decoder and not accepts_argument(model_class, "decoder_input_ids"):
         raise InputError(
             f"{model} that does not output text; jumok look only supports encoder-decoders that do. "
@@ -104,7 +127,7 @@ def _check_reads_text(folder: Path, model_class: Any, config: Any) -> None:
         )
 
 
-def _check_has_tokenizer(folder: Path) -> None:
+def check_has_tokenizer(folder: Path) -> None:
     """Check for tokenizer files. Without them, transformers builds tokenizers with an empty vocabulary."""
     if not has_tokenizer(folder):
         raise InputError(
@@ -177,16 +200,19 @@ def describe_inputs(model_class: Any) -> str:
 
 
 @contextmanager
-def convert_errors(folder: Path, model: Any) -> Iterator[None]:
-    """Convert exceptions of a model to an InputError that says what the model needs."""
+def convert_errors(folder: Path, model: Any, *, input_name: str | None = None) -> Iterator[None]:
+    """Convert exceptions of a model to an InputError that says what the model needs.
+
+    ``input_name`` describes its input; None: a text.
+    """
     try:
         yield
     except JumokError:
         raise
     except Exception as error:
-        model_class, only_text = type(model), list_modalities(model) == ["text"]
+        model_class, only_text = type(model), input_name is not None or list_modalities(model) == ["text"]
         raise InputError(
             f"the model in {folder} ({model.config.model_type}) cannot run on "
-            f"{'this text' if only_text else 'text alone'}: {shorten_message(error)}"
+            f"{input_name or ('this text' if only_text else 'text alone')}: {shorten_message(error)}"
             + ("" if only_text else f". {describe_inputs(model_class)}")
         ) from error

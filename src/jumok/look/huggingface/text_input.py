@@ -11,6 +11,8 @@ import torch
 from jumok.errors import InputError
 from jumok.look.huggingface.loading import list_modalities, shorten_message
 
+MAX_TITLE_LENGTH = 160  # characters of a text in the title
+
 
 def get_text_model(model: Any) -> Any:
     """Return the model that reads the text: the model itself, or a part of a multimodal model."""
@@ -76,3 +78,9 @@ def _get_max_tokens(model: Any) -> int | None:
             return int(module.num_embeddings - module.padding_idx - 1)
     max_tokens: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return max_tokens
+
+
+def shorten_title(text: str) -> str:
+    """Return the beginning of a text, on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_TITLE_LENGTH else f"{line[:MAX_TITLE_LENGTH].rstrip()} …"

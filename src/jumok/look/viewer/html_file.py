@@ -115,7 +115,8 @@ def render_html(
     writer = _BlockBuilder(factors, detail, detailed, thumbnails)
     blocks = [block for number, item in enumerate(selected) for block in writer.iterate_blocks(item, number)]
     with ThreadPoolExecutor(os.cpu_count()) as executor:
-        manifest["rounding"] = step = choose_step(blocks, TARGET_BYTES, executor)
+        audio_bytes = sum(item.audio.compute_file_size() for item in selected if item.audio is not None)
+        manifest["rounding"] = step = choose_step(blocks, TARGET_BYTES - audio_bytes, executor)
         compressed = list(executor.map(lambda block: block.compress(step), blocks))
     manifest["score_error"] = writer.measure_error(step)
     index: dict[str, tuple[int, int]] = {}
@@ -161,7 +162,7 @@ class _BlockBuilder:
                 elif _find_finest_zoom(layer, self.detail) == 0:
                     yield from _iterate_weights(layer, whole)
                 else:
-                    yield from _iterate_pyramid(layer, whole, self.detail, with_alignment=item.speech is not None)
+                    yield from _iterate_pyramid(layer, whole, self.detail, with_alignment=_has_plot(item, layer))
 
     def _iterate_factored(self, layer: ViewerLayer, whole: TileRequest, queries: BalancedSide) -> Iterator[Block]:
         weights = compute_cells(layer, replace(whole, quantity="weights"))
@@ -237,6 +238,11 @@ def _build_thumbnail(weights: FloatArray, whole: TileRequest, min_step: float = 
 
 def _store_thumbnail(whole: TileRequest, cells: FloatArray, min_step: float = 0.0) -> StoredMap:
     return StoredMap(whole.key, cells, float(cells.sum(1).mean()) / cells.shape[1], min_step)
+
+
+def _has_plot(item: ViewerData, layer: ViewerLayer) -> bool:
+    """Return whether a layer is drawn over the time of speech or of a recording."""
+    return item.speech is not None or (item.audio is not None and item.audio.matches(layer))
 
 
 def _iterate_pyramid(

@@ -97,11 +97,9 @@ class SynthesizedSpeech(Medium):
 
     def to_json(self) -> dict[str, Any]:
         """Return the speech as JSON for the viewer; the bands of the spectrogram in order, the lowest first."""
-        low, high = float(self.mel.min()), float(self.mel.max())
-        shades = np.round((self.mel.T - low) * (255 / ((high - low) or 1.0))).astype(np.uint8)  # 8 bits suffice
         return {
-            "mel": base64.b64encode(shades.tobytes()).decode(),
-            "shape": list(shades.shape),
+            "mel": encode_spectrogram(self.mel),
+            "shape": list(self.mel.T.shape),
             "frames_per_step": self.frames_per_step,
             "frame_seconds": self.frame_seconds,
             "note": self.note,
@@ -168,6 +166,13 @@ class StyleTokenWeights:
             "slider_limit": self.slider_limit,
             "can_resynthesize": can_resynthesize,
         }
+
+
+def encode_spectrogram(mel: NDArray[np.float32]) -> str:
+    """Encode a spectrogram ``(T, M)`` for the viewer: a byte for each value, band by band, the lowest first."""
+    low, high = float(mel.min()), float(mel.max())
+    shades = np.round((mel.T - low) * (255 / ((high - low) or 1.0))).astype(np.uint8)  # 8 bits suffice
+    return base64.b64encode(shades.tobytes()).decode()
 
 
 def _read_wav_duration(data: bytes) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 
 from jumok.errors import InputError
 from jumok.look.capture.captures import matches_pattern, suggest_name
+from jumok.look.figures.audio_figure import AudioFigure
 from jumok.look.figures.caption_figure import CaptionFigure
 from jumok.look.figures.document_figure import draw_document
 from jumok.look.figures.plots import IMAGE_SUFFIXES, draw_heat_map
@@ -27,7 +28,8 @@ def save_view(
 
     A figure shows the document, if there is one, unless a layer is requested; ``head`` is then one of its
     hops, and None their mean. For an image caption it shows the attention of each word over the image; for
-    speech the spectrogram, the alignment below it, and the style tokens.
+    speech the spectrogram, the alignment below it, and the style tokens. For a recording it shows the
+    spectrogram, and below it the attention of each word over time.
 
     ``layer`` is a name, in which * matches anything. Without it, an HTML file has all layers, and a figure
     shows the last layer between two texts, or else the last of all; without ``head``, the mean of its heads.
@@ -56,6 +58,10 @@ def save_view(
     if (speech := data.speech) is not None and speech.matches(selected):
         weights = _compute_mean_weights(selected, head)
         return SpeechFigure(speech, selected.col_texts, weights, data.style, title=data.title).save(path)
+    if (audio := data.audio) is not None and audio.matches(selected):
+        words = None if selected.name in audio.query_frames else selected.row_texts
+        weights = _compute_mean_weights(selected, head)
+        return AudioFigure(audio, audio.key_frames[selected.name], words, weights, title=data.title).save(path)
     return _save_heat_map(selected, head, path)
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from jumok.errors import InputError
+from jumok.look.viewer.attended_audio import AttendedAudio
 from jumok.look.viewer.attended_document import AttendedDocument
 from jumok.look.viewer.attended_image import AttendedImage
 from jumok.look.viewer.medium import Medium
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 MANIFEST_FORMAT = 3
 MAX_CPU_PAIRS = 1 << 27  # of queries and keys that one request computes on a CPU
-MEDIA = ("document", "image", "speech")  # fields of ViewerData, and entries of an item of the manifest
+MEDIA = ("document", "image", "speech", "audio")  # fields of ViewerData, and entries of an item of the manifest
 
 
 class WeightSource(Protocol):
@@ -108,6 +109,7 @@ class ViewerData:
     style: StyleTokenWeights | None = None  # of the speech
     # Synthesises the speech again, with these style token weights. Called by viewers with a Python process.
     resynthesize: Callable[[list[float]], ViewerData] | None = None
+    audio: AttendedAudio | None = None
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -187,6 +189,7 @@ class ViewerData:
         speech: SynthesizedSpeech | None = None,
         style: StyleTokenWeights | None = None,
         resynthesize: Callable[[list[float]], ViewerData] | None = None,
+        audio: AttendedAudio | None = None,
     ) -> ViewerData:
         """Build it from weights ``(Q, K)`` or ``(H, Q, K)`` by the name of the layer.
 
@@ -198,7 +201,7 @@ class ViewerData:
             num_heads, num_queries, num_keys = source.array.shape
             shape = (_trim_length(num_queries, row_labels), _trim_length(num_keys, col_labels))
             layers.append(ViewerLayer(name, kind, shape, tuple(range(num_heads)), source, row_labels, col_labels))
-        return cls(tuple(layers), title, label, image, speech, style=style, resynthesize=resynthesize)
+        return cls(tuple(layers), title, label, image, speech, style=style, resynthesize=resynthesize, audio=audio)
 
     @classmethod
     def from_document(cls, document: AttendedDocument, *, title: str = "", label: str = "") -> ViewerData:

@@ -51,6 +51,8 @@ def _merge_layer(layer: ViewerLayer) -> ViewerLayer:
     if layer.row_labels is None or layer.col_labels is None:
         return layer
     num_rows, num_cols = layer.shape
+    if len(find_word_starts(layer.row_labels)) == num_rows and len(find_word_starts(layer.col_labels)) == num_cols:
+        return layer
     if max(num_rows, num_cols) > MAX_TOKENS:
         raise InputError(
             f"{layer.name} has {num_rows} × {num_cols} tokens; words are merged up to {MAX_TOKENS}: show tokens"

@@ -40,3 +40,25 @@ export class Alignment {
     return steps.length ? { from: steps[0], to: steps.at(-1) + 1, numSteps: steps.length } : null;
   }
 }
+
+/** Return the answer with time along its rows, of a map whose keys are spans of time. */
+export function transposeAnswer({ rows, cols, values, most }) {
+  const transposed = new Float32Array(values.length);
+  for (let row = 0; row < rows; row += 1)
+    for (let col = 0; col < cols; col += 1) transposed[col * rows + row] = values[row * cols + col];
+  return { rows: cols, cols: rows, values: transposed, most };
+}
+
+/** Return the shortest span of weights with at least half of their total: { from, to, total }; null if it is 0. */
+export function findHalf(weights) {
+  const total = weights.reduce((sum, weight) => sum + weight, 0);
+  if (!(total > 0)) return null;
+  let best = { from: 0, to: weights.length, total };
+  for (let from = 0, to = 0, sum = 0; from < weights.length; from += 1) {
+    for (; to < weights.length && sum < total / 2; to += 1) sum += weights[to];
+    if (sum < total / 2) break;
+    if (to - from < best.to - best.from) best = { from, to, total };
+    sum -= weights[from];
+  }
+  return best;
+}

@@ -42,9 +42,12 @@ export class AudioPlayer {
     else this.play();
   }
 
+  seek(seconds) {
+    if (this.ready) this.audio.currentTime = seconds;
+  }
+
   playFrom(seconds) {
-    if (!this.ready) return;
-    this.audio.currentTime = seconds;
+    this.seek(seconds);
     this.play();
   }
 

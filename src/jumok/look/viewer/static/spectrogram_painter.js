@@ -9,13 +9,13 @@ const COLUMN_WIDTH = 13;
 
 /**
  * Lay out a canvas of this size: the alignment, and `mel` above it; symbols are at the left, in as many columns as
- * needed.
+ * needed, up to `maxColumns`.
  */
-export function layoutSpectrogram(width, height, left, symbols) {
+export function layoutSpectrogram(width, height, left, symbols, maxColumns = MAX_COLUMNS) {
   const room = height - 66,
     mel = Math.round(room * 0.42),
     tall = (room - mel) / symbols,
-    columns = clamp(Math.ceil(LABEL_HEIGHT / tall), 1, MAX_COLUMNS),
+    columns = clamp(Math.ceil(LABEL_HEIGHT / tall), 1, maxColumns),
     x = left + (columns - 1) * COLUMN_WIDTH;
   return { x, y: mel + 42, w: width - x - 14, h: room - mel, mel: { y: 18, h: mel }, columns };
 }
@@ -28,25 +28,43 @@ export function melImage(shades, [bands, frames], colours) {
   });
 }
 
-/** The alignment as an image: time to the right, text from bottom to top. */
-export function alignmentImage({ rows, cols, values }, curve, colours) {
+/** The alignment as an image: time to the right, text from bottom to top, or from top to bottom. */
+export function alignmentImage({ rows, cols, values }, curve, colours, isUpwards) {
   return createPixels(rows, cols, (pixels) => {
     for (let row = 0; row < rows; row += 1)
       for (let col = 0; col < cols; col += 1)
-        pixels[(cols - 1 - col) * rows + row] = colours[Math.round(curve.to(values[row * cols + col]) * 255)];
+        pixels[(isUpwards ? cols - 1 - col : col) * rows + row] = colours[Math.round(curve.to(values[row * cols + col]) * 255)];
   });
 }
 
-/** Paint everything that does not move. `part`: the fraction of the time that has frames. */
-export function paintSpeech(context, box, { mel, map, part, words, length, bands, appearance, ruler }) {
-  const { inks, smallFont } = appearance;
+/** The middle of a symbol in the map, as a fraction of its height from the top. */
+function symbolMiddle(n, count, isUpwards) {
+  return isUpwards ? 1 - (n + 0.5) / count : (n + 0.5) / count;
+}
+
+/** Paint an image at a span of the width of a box, without what is outside the box. */
+function paintImage(context, image, { x, y, w, h }, [from, to]) {
+  context.save();
+  context.beginPath();
+  context.rect(x, y, w, h);
+  context.clip();
+  context.drawImage(image, x + from * w, y, (to - from) * w, h);
+  context.restore();
+}
+
+/** Paint everything that does not move. `melSpan`, `mapSpan`: the fractions of the time where each begins and ends. */
+export function paintSpeech(context, box, content) {
+  const { mel, map, melSpan, mapSpan, mapTitle, isUpwards, words, length, bands, appearance, ruler } = content,
+    { inks, smallFont } = appearance,
+    melBox = { ...box, ...box.mel };
   context.imageSmoothingEnabled = true;
   context.imageSmoothingQuality = "high";
   context.fillStyle = inks.empty;
   context.fillRect(box.x, box.mel.y, box.w, box.mel.h);
-  context.drawImage(mel, box.x, box.mel.y, box.w * part, box.mel.h);
+  paintImage(context, mel, melBox, melSpan);
   context.imageSmoothingEnabled = map.width > box.w || map.height > box.h; // many steps are averaged, not skipped
-  context.drawImage(map, box.x, box.y, box.w, box.h);
+  context.fillRect(box.x, box.y, box.w, box.h);
+  paintImage(context, map, box, mapSpan);
   context.strokeStyle = inks.line;
   context.lineWidth = 1;
   for (const { y, h } of [box, box.mel]) context.strokeRect(box.x - 0.5, y - 0.5, box.w + 1, h + 1);
@@ -55,20 +73,25 @@ export function paintSpeech(context, box, { mel, map, part, words, length, bands
   context.textBaseline = "alphabetic";
   context.textAlign = "left";
   context.fillText(`Mel spectrogram, ${bands} bands`, box.x, box.mel.y - 6);
-  context.fillText("Alignment (text from bottom to top)", box.x, box.y - 6);
+  context.fillText(mapTitle, box.x, box.y - 6);
   const tall = (box.h / words.length) * box.columns,
     every = Math.max(1, Math.ceil(LABEL_HEIGHT / tall));
   context.font = appearance.fontFor(tall * every);
   for (let n = 0; n < words.length; n += every)
-    paintLabel(context, box, words, n, inks.ink, ruler, (box.columns - 1 - ((n / every) % box.columns)) * COLUMN_WIDTH);
+    paintLabel(context, box, words, n, {
+      ink: inks.ink,
+      ruler,
+      isUpwards,
+      aside: (box.columns - 1 - ((n / every) % box.columns)) * COLUMN_WIDTH,
+    });
   paintTime(context, box, length, appearance);
 }
 
-function paintLabel(context, box, words, n, ink, ruler, aside = 0) {
+function paintLabel(context, box, words, n, { ink, ruler, isUpwards, aside = 0 }) {
   context.textBaseline = "middle";
   context.textAlign = "right";
   context.fillStyle = ink;
-  const y = box.y + box.h - ((n + 0.5) * box.h) / words.length;
+  const y = box.y + symbolMiddle(n, words.length, isUpwards) * box.h;
   context.fillText(ruler.fit(words[n], box.x - 14 - aside), box.x - 7 - aside, y);
 }
 
@@ -88,26 +111,32 @@ function paintTime(context, box, length, appearance) {
 }
 
 /** Paint what moves: the frames of a symbol, the time under the pointer, the time of playback. */
-export function paintMarkers(context, box, { profile, symbol, words, pointed, played, appearance, ruler }) {
-  const { inks } = appearance;
+export function paintMarkers(context, box, content) {
+  const { profile, symbol, words, pointed, played, mapSpan, isUpwards, appearance, ruler } = content,
+    { inks } = appearance;
   if (symbol !== null) {
-    const wide = box.w / profile.length,
-      most = Math.max(...profile) || 1;
+    const most = Math.max(...profile) || 1,
+      [start, end] = mapSpan,
+      edge = (n) => clamp(start + ((end - start) * n) / profile.length, 0, 1) * box.w;
     context.fillStyle = inks.page;
     profile.forEach((weight, n) => {
       context.globalAlpha = 0.78 * (1 - Math.sqrt(weight / most)); // all other frames are dimmed
-      const [from, to] = [n, n + 1].map((edge) => Math.round(box.x + edge * wide)); // without gaps
+      const [from, to] = [n, n + 1].map((m) => Math.round(box.x + edge(m))); // without gaps
       context.fillRect(from, box.mel.y, to - from, box.mel.h);
     });
+    context.globalAlpha = 0.78; // what is no frame, at both ends
+    context.fillRect(box.x, box.mel.y, Math.round(edge(0)), box.mel.h);
+    const last = Math.round(edge(profile.length));
+    context.fillRect(box.x + last, box.mel.y, box.w - last, box.mel.h);
     context.globalAlpha = 1;
     const tall = box.h / words.length,
-      y = box.y + box.h - (symbol + 1) * tall;
-    context.fillRect(0, Math.max(box.y - 9, y + tall / 2 - 9), box.x - 2, 18); // covers the labels there
+      middle = box.y + symbolMiddle(symbol, words.length, isUpwards) * box.h;
+    context.fillRect(0, Math.max(box.y - 9, middle - 9), box.x - 2, 18); // covers the labels there
     context.font = appearance.fontFor(13, 650);
-    paintLabel(context, box, words, symbol, inks.pin, ruler);
+    paintLabel(context, box, words, symbol, { ink: inks.pin, ruler, isUpwards });
     context.strokeStyle = inks.pin;
     context.lineWidth = 1.5;
-    context.strokeRect(box.x - 1, y - 0.5, box.w + 2, Math.max(2, tall) + 1);
+    context.strokeRect(box.x - 1, middle - tall / 2 - 0.5, box.w + 2, Math.max(2, tall) + 1);
   }
   if (pointed !== null) paintTimeLine(context, box, pointed, inks.accent, 1);
   if (played !== null) paintTimeLine(context, box, played, inks.pin, 2);

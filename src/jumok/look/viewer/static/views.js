@@ -1,6 +1,7 @@
 // The views, in the order of their tabs. What a view declares is in view.js.
 
 import { ArcView } from "./arcs_view.js";
+import { AudioView } from "./audio_view.js";
 import { DocumentView } from "./document_view.js";
 import { HeadView } from "./heads_view.js";
 import { ImageView } from "./image_view.js";
@@ -12,6 +13,7 @@ export const VIEWS = {
   document: DocumentView,
   image: ImageView,
   speech: SpeechView,
+  audio: AudioView,
   map: MapsView,
   arcs: ArcView,
   text: TextView,
@@ -23,7 +25,7 @@ export function listViews(item, layer) {
   return Object.keys(VIEWS).filter((name) => VIEWS[name].canShow(item, layer));
 }
 
-/** Choose the initial view, layer and head: those of the document, image or speech, if there is one. */
+/** Choose the initial view, layer and head: those of the document, image, speech or recording, if there is one. */
 export function chooseInitialView(item) {
   const { layers } = item,
     open = (view, layer) => ({ view, layer, head: layers[layer].has_mean ? null : layers[layer].heads[0] });
