@@ -53,7 +53,7 @@ def test_layers_without_labels_are_unchanged() -> None:
 
 
 def test_long_layers_are_rejected() -> None:
-    tokens = ["a"] * 2049
+    tokens = ["a"] * 2048 + ["##b"]
     data = ViewerData.from_weights({"layer": torch.eye(2049)}, row_labels=tokens, col_labels=tokens)
     with pytest.raises(InputError, match="up to 2048"):
         merge_into_words(data)

@@ -113,9 +113,9 @@ class AttendedAudio(Medium):
         mel = processor.mel_spectrogram(waveform)
         size = -(-len(mel) // MAX_SPECTROGRAM_FRAMES)
         if size > 1:
-            mel = (
-                np.add.reduceat(mel, range(0, len(mel), size)) / np.diff([*range(0, len(mel), size), len(mel)])[:, None]
-            )
+            starts = np.arange(0, len(mel), size)
+            sizes = np.diff(starts, append=len(mel))
+            mel = np.asarray(np.add.reduceat(mel, starts) / sizes[:, None], np.float32)
         sound = AudioProcessor(replace(AudioConfig.for_sample_rate(playback_rate), target_level_db=None))
         samples = waveform if playback_rate == sample_rate else sound.preprocess(waveform, sample_rate)
         return cls(

@@ -1,4 +1,4 @@
-"""What weights are shown on, beside the map that every layer has: an image, speech, a document.
+"""What weights are shown on, beside the map that every layer has: an image, speech, a recording, a document.
 
 To add a medium, extend :class:`Medium`, add a field of this type to ``ViewerData`` and its name to ``MEDIA`` there,
 and write a view with this name as its ``medium`` (``static/view.js``).
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Medium(ABC):
-    """An image, speech or a document: its positions are the queries or the keys of a layer."""
+    """An image, speech, a recording or a document: its positions are the queries or the keys of a layer."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:

@@ -172,9 +172,9 @@ export class AudioView extends SpectrogramView {
 
   handleKey(key, shiftKey, button) {
     if (!this.map || key === " " || key === "Escape") return super.handleKey(key, false, button);
-    if (key === "Enter" && !button && this.pointedStep === null && this.selected !== null)
-      return (this.player.playFrom(this.isSelf ? this.secondsOf(this.selected) : this.startOf(this.selected)), true);
     const inText = button && this.symbols.el.contains(button);
+    if (key === "Enter" && (!button || inText) && this.pointedStep === null && this.selected !== null)
+      return (this.player.playFrom(this.isSelf ? this.secondsOf(this.selected) : this.startOf(this.selected)), true);
     if (shiftKey || key === "Enter") return inText ? this.moveByTime(key) : super.handleKey(key, false, button);
     const next = this.isSelf ? this.nextQuery(key) : this.symbols.next(key, this.selected);
     return next === null ? false : this.moveToSymbol(next);
