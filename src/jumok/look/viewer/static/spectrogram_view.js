@@ -218,7 +218,7 @@ export class SpectrogramView extends View {
       { isUpwards, mapTitle } = this.constructor,
       [bands, frames] = medium.shape;
     this.ruler.use(appearance.font);
-    const widest = Math.max(...names.slice(0, 400).map((text) => this.ruler.width(text)));
+    const widest = Math.max(...names.slice(0, 400).concat(names.slice(-1)).map((text) => this.ruler.width(text)));
     this.box = layoutSpectrogram(width, height, Math.min(110, Math.max(14, widest)) + 16, names.length, this.maxColumns);
     paintSpeech(sizeCanvas(this.canvas, width, height), this.box, {
       ...this.images,
