@@ -137,8 +137,8 @@ def _capture_views(
     run = Run.open(folder)
     if any(generation.values()):
         raise InputError(
-            f"--generate, --chat, --layers and --audio need a Hugging Face model, and {folder} is a run; a run shows its own "
-            "prediction without them"
+            f"--generate, --chat, --layers and --audio need a Hugging Face model, and {folder} is a run; a run shows "
+            "its own prediction without them"
         )
     if text is None:
         raise InputError(f"{folder} is a run, which needs an input; give a text, a text file or an image")

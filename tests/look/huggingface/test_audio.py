@@ -183,6 +183,11 @@ def test_alignment_heads_are_averaged(saved: SaveModel, noise: Path) -> None:
     np.testing.assert_allclose(mean.compute_weights(0), expected, atol=1e-6)
 
 
+def test_selected_layers_are_captured(saved: SaveModel, noise: Path) -> None:
+    (data,) = capture_huggingface_model(saved("whisper"), audio=noise, layers="*encoder_attn", device="cpu")
+    assert {layer.kind for layer in data.layers} == {"cross"}
+
+
 def test_output_is_generated_and_marked(saved: SaveModel, noise: Path) -> None:
     for name in ("whisper", "speech_to_text", "moonshine"):
         (data,) = capture_huggingface_model(saved(name), audio=noise, generate=4, device="cpu")

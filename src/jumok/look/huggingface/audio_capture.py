@@ -71,35 +71,22 @@ class AudioRun:
 
 @dataclass(frozen=True, eq=False)
 class AudioRequest:
-    """The model, the recording and the text of a command."""
+    """What to capture: the model, the recording and the options of ``jumok look``."""
 
     folder: Path
     path: Path
-    text: str | None = None
-    target: str | None = None
-    generate: int | None = None
+    text: str | None = None  # the prompt of a language model
+    target: str | None = None  # what an encoder-decoder says; None: its own output
+    generate: int | None = None  # the maximum number of tokens of that output
     chat: bool = False
-    layers: str | None = None
+    layers: str | None = None  # the name of the layers to capture, in which * matches anything
 
 
 def capture_recording(
-    folder: Path,
-    path: Path,
-    text: str | None = None,
-    target: str | None = None,
-    *,
-    generate: int | None = None,
-    chat: bool = False,
-    layers: str | None = None,
-    ablations: Ablations | None = None,
-    device: str = "auto",
+    request: AudioRequest, *, ablations: Ablations | None = None, device: str = "auto"
 ) -> list[ViewerData]:
-    """Capture the attention of an audio model for a recording; with ``ablations``, also a second time.
-
-    ``text`` is the prompt of a language model. ``target`` is what an encoder-decoder says, by default its own output of
-    at most ``generate`` tokens.
-    """
-    request = AudioRequest(folder, path, text, target, generate, chat, layers)
+    """Capture the attention of an audio model for a recording; with ``ablations``, also a second time."""
+    folder, path = request.folder, request.path
     config = load_config(folder)
     model_class = select_audio_class(folder, config)
     is_encoder_decoder = accepts_argument(model_class, "decoder_input_ids")
@@ -131,7 +118,7 @@ def capture_recording(
         def build_viewer_data() -> ViewerData:
             tracer = recording.build_tracer(features)
             no_cache = {"use_cache": False} if accepts_argument(type(model), "use_cache") else {}
-            with watch(model, tokenizer, layers) as captures, tracer.trace(model):
+            with watch(model, tokenizer, request.layers) as captures, tracer.trace(model):
                 model(**run.inputs, **no_cache)
             return _AudioViewBuilder(model, recording, tracer, run).build(ViewerData.from_captures(captures))
 

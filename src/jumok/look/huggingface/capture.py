@@ -10,7 +10,7 @@ import torch
 
 from jumok.errors import InputError
 from jumok.look.capture.watch import watch
-from jumok.look.huggingface.audio_capture import capture_recording
+from jumok.look.huggingface.audio_capture import AudioRequest, capture_recording
 from jumok.look.huggingface.folder import find_model_folder
 from jumok.look.huggingface.loading import accepts_argument, convert_errors, load_model, silence_transformers
 from jumok.look.huggingface.memory import check_memory
@@ -53,8 +53,8 @@ def capture_huggingface_model(
     """
     if audio is not None:
         folder = find_model_folder(model_name)
-        options = {"generate": generate, "chat": chat, "layers": layers}
-        return capture_recording(folder, Path(audio), text, target, **options, ablations=ablations, device=device)
+        request = AudioRequest(folder, Path(audio), text, target, generate, chat, layers)
+        return capture_recording(request, ablations=ablations, device=device)
     text = text or ""
     _check_arguments(text, target, generate)
     folder = find_model_folder(model_name)
