@@ -21,7 +21,7 @@ from jumok.errors import InputError
 from jumok.files import check_not_input
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from jumok.look.viewer.comparison import Ablations
     from jumok.look.viewer.viewer_data import ViewerData
@@ -35,11 +35,21 @@ def look(
         ),
     ],
     text: Annotated[
-        str | None, typer.Argument(metavar="INPUT", help="Input text, a text file, or an image. Optional with --audio.")
+        str | None,
+        typer.Argument(
+            metavar="INPUT", help="Input text, a text file, or an image. Optional with --image and --audio."
+        ),
     ] = None,
     target: Annotated[str | None, io_option(help="Target text. Defaults to the model's own prediction.")] = None,
     out: Annotated[
         Path | None, io_option(help="Write an .html file or a figure instead of starting the viewer.")
+    ] = None,
+    image: Annotated[
+        list[Path] | None,
+        language_model_option(
+            metavar="FILE",
+            help="Image for a Hugging Face model (PNG, JPEG or WebP). May be repeated.",
+        ),
     ] = None,
     generate: Annotated[
         int | None,
@@ -81,14 +91,16 @@ def look(
     from jumok.look.viewer.comparison import parse_ablations
     from jumok.look.viewer.word_merging import merge_into_words
 
+    images = image or []
     if out is not None:
-        inputs = [name for name in (text, audio, style_audio) if name is not None]
+        inputs = [name for name in (text, audio, style_audio, *images) if name is not None]
         check_not_input(out, [*inputs, *Path(model).glob("*")])
     if out is None and (layer is not None or head is not None):
         raise InputError("--layer and --head need --out; in the viewer, select the layer and the head there")
     views = _capture_views(
         model,
         text,
+        images,
         target,
         parse_ablations(knock_out or ()),
         {"style_audio": style_audio, "style_weights": style_weights},
@@ -106,6 +118,7 @@ def look(
 def _capture_views(
     model: str,
     text: str | None,
+    images: Sequence[Path],
     target: str | None,
     ablations: Ablations,
     style: Mapping[str, str | None],
@@ -126,8 +139,13 @@ def _capture_views(
             )
         if text is not None:
             text = _read_text(text, model)
-        elif generation["audio"] is None:
-            raise InputError("no input was given; give a text, or for a speech model a recording with --audio FILE")
+        if images:
+            return _capture_images(folder, images, text, target, generation, ablations, device)
+        if text is None and generation["audio"] is None:
+            raise InputError(
+                f"no input was given for {model}; give a text, images with --image FILE, or for a speech model a "
+                "recording with --audio FILE"
+            )
         return capture_huggingface_model(folder, text, target, **generation, ablations=ablations, device=device)
     if folder.is_dir() and not (folder / "recipe.yaml").is_file():
         raise InputError(
@@ -135,6 +153,11 @@ def _capture_views(
             "folder written by save_pretrained has; give one of these"
         )
     run = Run.open(folder)
+    if images:
+        raise InputError(
+            f"--image needs a Hugging Face model, and {folder} is a run: give the image of a captioner as its input, "
+            "without --image"
+        )
     if any(generation.values()):
         raise InputError(
             f"--generate, --chat, --layers and --audio need a Hugging Face model, and {folder} is a run; a run shows "
@@ -147,14 +170,33 @@ def _capture_views(
     return load_predictor(run, device).build_viewer_data(text, target, options=options, ablations=ablations)
 
 
+def _capture_images(
+    folder: Path,
+    images: Sequence[Path],
+    text: str | None,
+    target: str | None,
+    generation: Mapping[str, Any],
+    ablations: Ablations,
+    device: str,
+) -> list[ViewerData]:
+    """Capture the attention of a Hugging Face model to images."""
+    from jumok.look.huggingface.image_capture import capture_image_model
+
+    options = {name: value for name, value in generation.items() if name != "audio"}
+    if generation["audio"] is not None:
+        raise InputError("--image and --audio were given; jumok look shows the attention to one of them at a time")
+    return capture_image_model(folder, images, text, target, **options, ablations=ablations, device=device)
+
+
 def _read_text(text: str, model: str) -> str:
     """Return the text, or the content of the text file with this name."""
     from jumok.inference import line_io
 
     media_type, _ = mimetypes.guess_type(text)
     if media_type is not None and media_type.startswith(("image/", "audio/", "video/")) and line_io.is_file(Path(text)):
-        advice = f"; for a speech model, give --audio {text}" if media_type.startswith("audio/") else ""
+        advice = {"image": f"; give images with --image {text}", "audio": f"; for a speech model, give --audio {text}"}
         raise InputError(
-            f"{text} is a file of type {media_type}, and {model} reads text; give a text or a text file{advice}"
+            f"{text} is a file of type {media_type}, and {model} reads text; give a text or a text file"
+            f"{advice.get(media_type.partition('/')[0], '')}"
         )
     return line_io.read_text(text)

@@ -21,5 +21,6 @@ a number computed from captures        ``views/statistics.py``, and a method of 
 a figure                               a ``Drawing`` in ``figures/``, and ``viewer/view_writer.py``, which selects it
 a view                                 a file in ``viewer/static/`` and ``views.js``; ``view.js`` describes how
 another kind of axis, as of patches    ``viewer/medium.py``, ``MEDIA`` in ``viewer_data.py``, and its view
+a layout of image tokens               ``huggingface/image_layout.py``
 =====================================  =======================================================================
 """

@@ -63,14 +63,18 @@ def test_overlay_is_brightest_at_the_highest_weight() -> None:
     data = build_corner_data()
     weights = np.asarray(data.layers[0].source.weights(0, slice(0, 2), slice(0, 6)))
     photo = np.full((200, 300, 3), 128, np.uint8)
-    right, left = (overlay_weights(photo, row, GREY).sum(2).astype(int) for row in weights)
+    right, left = (overlay_weights(photo, row, GREY.placement.grids).sum(2).astype(int) for row in weights)
     middles = [(50, 50), (50, 150), (50, 250), (150, 50), (150, 150), (150, 250)]
     assert np.argmax([right[place] for place in middles]) == 2
     assert np.argsort([left[place] for place in middles])[-2:].tolist() == [2, 3]
     # The lightest colour at the maximum, the darkest at 0; the image shows through both.
     light, dark, grey = np.array([252, 229, 132]), np.array([16, 22, 33]), 128
-    assert overlay_weights(photo, weights[0], GREY)[50, 250] == pytest.approx(grey + 0.7 * 0.42 * (light - grey), abs=2)
-    assert overlay_weights(photo, weights[0], GREY)[150, 50] == pytest.approx(grey + 0.7 * 0.88 * (dark - grey), abs=2)
+    assert overlay_weights(photo, weights[0], GREY.placement.grids)[50, 250] == pytest.approx(
+        grey + 0.7 * 0.42 * (light - grey), abs=2
+    )
+    assert overlay_weights(photo, weights[0], GREY.placement.grids)[150, 50] == pytest.approx(
+        grey + 0.7 * 0.88 * (dark - grey), abs=2
+    )
     steps = np.abs(np.diff(right, axis=1)).max()
     assert steps < 20  # smooth: a patch is 100 pixels wide
 
@@ -78,10 +82,10 @@ def test_overlay_is_brightest_at_the_highest_weight() -> None:
 def test_grid_may_cover_part_of_the_image() -> None:
     weights = np.array([0, 0, 1, 0, 0, 0], np.float32)
     photo = np.full((200, 300, 3), 128, np.uint8)
-    light = overlay_weights(photo, weights, replace(GREY, region=(1 / 3, 0.0, 2 / 3, 1.0))).sum(2)
+    light = overlay_weights(photo, weights, replace(GREY, region=(1 / 3, 0.0, 2 / 3, 1.0)).placement.grids).sum(2)
     assert np.unravel_index(light.argmax(), light.shape)[1] == pytest.approx(183, abs=16)
     assert len(np.unique(light[:, 205:])) == 1  # outside of the region
-    padded = overlay_weights(photo, weights, replace(GREY, region=(0.0, -1.0, 1.0, 1.0))).sum(2)
+    padded = overlay_weights(photo, weights, replace(GREY, region=(0.0, -1.0, 1.0, 1.0)).placement.grids).sum(2)
     assert padded.argmax() // 300 == 0  # the upper row of the grid lies above the image
 
 
@@ -192,4 +196,5 @@ def test_manifest_contains_the_region() -> None:
     from jumok.look.viewer.viewer_data import build_manifest
 
     data = ViewerData.from_weights({"a": build_uniform_weights(1)}, image=replace(GREY, region=(0, 0.25, 1, 0.75)))
-    assert build_manifest([data])["data"][0]["image"]["region"] == [0, 0.25, 1, 0.75]
+    (entry,) = build_manifest([data])["data"][0]["image_layers"]
+    assert entry["grids"][0]["region"] == [0, 0.25, 1, 0.75]

@@ -156,6 +156,7 @@ def test_manifest_stores_shared_texts_once() -> None:
         "media": [],
         "max_rows": None,
         "detailed_heads": None,
+        "image_layer": None,
         "finest_zoom": 0,
     }
     assert build_manifest([ViewerData.from_weights({"a": weights(2, 3)})])["data"][0]["layers"][0]["row_labels"] is None

@@ -17,6 +17,7 @@ from jumok.errors import InputError
 NON_TOKEN_PATTERN = re.compile(r"pos(ition)?|type|segment|time|label|class|rel(ative)?_", re.IGNORECASE)
 SOURCE_PATTERN = re.compile(r"source|encoder|src", re.IGNORECASE)
 SPACE_MARK = "▁"
+SPECIAL_TOKEN_PATTERN = re.compile(r"<(?!0x)[^<>]+>|\[[A-Z]+\d*\]")  # <s>, [CLS], <|end|>; not <0xEC>, a byte
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +101,12 @@ def decode_tokens(tokenizer: Any, lookup: TokenLookup, batch_size: int) -> list[
     decode = _get_token_decoder(tokenizer, lookup.embedding_name)
     rows = [decode([i for i in ids if i >= 0]) + [""] * sum(i < 0 for i in ids) for ids in lookup.ids.tolist()]
     return [rows[i * len(rows) // batch_size] for i in range(batch_size)]
+
+
+def decode_ids(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """Return the texts of token ids."""
+    texts: list[str] = _get_token_decoder(tokenizer, "")(list(ids))
+    return texts
 
 
 def _get_token_decoder(tokenizer: Any, embedding_name: str) -> Any:

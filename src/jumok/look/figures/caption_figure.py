@@ -1,4 +1,4 @@
-"""An image caption as a figure: the attention of each word over the image (as in Xu et al. 2015)."""
+"""Words as a figure: the attention of each of them over the image or images (as in Xu et al. 2015)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from jumok.data.images import Pixels, decode_image
 from jumok.data.readers.invalid_examples import InvalidExample
 from jumok.errors import InputError
 from jumok.look.figures.plots import GREY, INK, Drawing, add_panel, create_colormap, to_single_line
-from jumok.look.viewer.attended_image import AttendedImage
+from jumok.look.viewer.attended_image import AttendedImage, ImageMedium
+from jumok.look.viewer.image_placement import ImageGrid, ImagePlacement
 from jumok.look.viewer.tiles import FloatArray, WeightArray, to_float32_array
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ MIN_FIGURE_WIDTH = 3.9  # so that the note fits
 TARGET_ASPECT_RATIO = 1.75  # approximate width / height of the figure
 WORD_FONT_SIZE, MIN_FONT_SIZE = 11.0, 7.0  # points
 PANEL_DPI = 200
+IMAGE_GAP = 8  # pixels between two images of a panel
 MAX_WORDS = 200
 MAX_WORD_LENGTH = 80  # characters that are drawn: some words may be whole documents
 
@@ -87,34 +89,59 @@ class CaptionLayout:
 
 
 class CaptionFigure(Drawing):
-    """The image, and again for each of the words, with the attention of that word.
+    """The images, and again for each of the words, with the attention of that word.
 
-    ``weights (words, patches)``: the patches of the grid row by row, possibly after ``num_prefix_keys`` other
-    keys. Every word has its own scale, from 0 to its maximum.
+    ``weights (words, keys)`` are those of a layer whose patches are placed by ``placement``; of an
+    :class:`AttendedImage`, also only those of its patches, row by row. Several images stand side by side. Every word
+    has its own scale, from 0 to its maximum. If the keys include those of a text, the share of the attention
+    that the images get is written beside each word.
 
     >>> CaptionFigure(image, ["a", "dog"], weights).save("caption.png")  # doctest: +SKIP
     """
 
-    def __init__(self, image: AttendedImage, words: Sequence[str], weights: WeightArray, *, title: str = "") -> None:
-        self.image, self.title = image, to_single_line(title)
+    def __init__(
+        self,
+        image: ImageMedium,
+        words: Sequence[str],
+        weights: WeightArray,
+        *,
+        placement: ImagePlacement | None = None,
+        title: str = "",
+    ) -> None:
+        self.title = to_single_line(title)
         self.words = [to_single_line(word)[:MAX_WORD_LENGTH] for word in words]
-        self.weights = _check_weights(image, self.words, to_float32_array(weights))
-        pixels = decode_image(image.data, "the image")
-        if isinstance(pixels, InvalidExample):
-            raise InputError(str(pixels))
-        self.pixels: Pixels = pixels
-        self.texts = [*self.words, self.title]
+        if placement is None:
+            if not isinstance(image, AttendedImage):
+                raise InputError("several images given without a placement; expected that of the layer of the weights")
+            placement = image.placement
+        self.placement = placement
+        self.weights = _check_weights(placement, self.words, to_float32_array(weights))
+        self.grids = {n: [grid for grid in placement.grids if grid.image == n] for n in range(len(image.files))}
+        self.pixels: list[Pixels] = [_decode(image.files[n], n) for n, grids in self.grids.items() if grids]
+        self.captions = self.words
+        if placement.has_text:
+            shares = sum(self.weights[:, span.start : span.stop].sum(1) for span in placement.spans)
+            self.captions = [f"{word}  {share:.2g} %" for word, share in zip(self.words, 100 * shares, strict=True)]
+        self.texts = [*self.captions, self.title]
 
     def draw(self, figure: Figure) -> None:
-        height, width, _ = self.pixels.shape
-        layout = CaptionLayout.from_aspect_ratio(len(self.words) + 1, width / height, bool(self.title))
+        ratios = [pixels.shape[1] / pixels.shape[0] for pixels in self.pixels]
+        layout = CaptionLayout.from_aspect_ratio(len(self.words) + 1, sum(ratios), bool(self.title))
         figure.set_size_inches(layout.figure_size)
-        resized = resize_pixels(
-            self.pixels, (round(PANEL_DPI * layout.panel_width), round(PANEL_DPI * layout.panel_height))
-        )
-        self._draw_panel(figure, layout, 0, resized)
-        for i, (word, weights) in enumerate(zip(self.words, self.weights, strict=True), 1):
-            axes = self._draw_panel(figure, layout, i, overlay_weights(resized, weights, self.image))
+        height = max(1, round(PANEL_DPI * layout.panel_height))
+        resized = [
+            resize_pixels(pixels, (max(1, round(height * ratio)), height))
+            for pixels, ratio in zip(self.pixels, ratios, strict=True)
+        ]
+        self._draw_panel(figure, layout, 0, _join_images(resized))
+        image_grids = [grids for grids in self.grids.values() if grids]
+        for i, (word, weights) in enumerate(zip(self.captions, self.weights, strict=True), 1):
+            max_weight = max(_find_max_weight(weights, grids) for grids in image_grids)
+            panel = [
+                overlay_weights(pixels, weights, grids, max_weight)
+                for pixels, grids in zip(resized, image_grids, strict=True)
+            ]
+            axes = self._draw_panel(figure, layout, i, _join_images(panel))
             text = axes.text(0.5, 1 + 0.07 / layout.panel_height, word, transform=axes.transAxes, ha="center",
                              va="bottom", size=WORD_FONT_SIZE, color=INK, gid=f"word {i}")  # fmt: skip
             _fit_text(figure, text, layout.cell_width)
@@ -139,24 +166,59 @@ class CaptionFigure(Drawing):
         grey = np.full((1, 256, 3), 140, np.uint8)
         axes.imshow(blend_overlay(grey, np.linspace(0, 1, 256)[None]), aspect="auto", interpolation="nearest")
         axes.set_axis_off()
-        lowest, highest = (f"{reduce(self.weights.max(1)):.2g}" for reduce in (np.min, np.max))
+        maxima = [
+            max(_find_max_weight(weights, grids) for grids in self.grids.values() if grids) for weights in self.weights
+        ]
+        lowest, highest = (f"{reduce(maxima):.2g}" for reduce in (np.min, np.max))
         scale_end = highest if lowest == highest else f"the word’s maximum ({lowest} to {highest})"
         x, y = left + bar_width + 0.1, MARGIN + 0.055
         note = figure.text(x / width, y / height, f"attention, 0 to {scale_end}", va="center", size=8, color=GREY)
         _fit_text(figure, note, width - x - MARGIN)
 
 
-def overlay_weights(pixels: Pixels, weights: FloatArray, image: AttendedImage) -> Pixels:
-    """Overlay pixels ``(height, width, 3)`` with the weights of all patches, on their own scale."""
+def overlay_weights(
+    pixels: Pixels, weights: FloatArray, grids: Sequence[ImageGrid], max_weight: float | None = None
+) -> Pixels:
+    """Overlay pixels ``(height, width, 3)`` with the weights of all keys ``(K,)`` on the patches of ``grids``.
+
+    The scale ends at ``max_weight``, which defaults to the highest of these weights.
+    """
     height, width, _ = pixels.shape
-    left, top, right, bottom = image.region
-    x = ((np.arange(width) + 0.5) / width - left) / (right - left)  # within the grid, from 0 to 1
-    y = ((np.arange(height) + 0.5) / height - top) / (bottom - top)
-    rows, columns = image.grid
-    interpolated = _build_interpolation(y, rows) @ weights.reshape(rows, columns) @ _build_interpolation(x, columns).T
-    is_outside = ((y < 0) | (y > 1))[:, None] | (x < 0) | (x > 1)
-    max_weight = float(weights.max())
-    return blend_overlay(pixels, np.where(is_outside, 0, np.clip(interpolated / (max_weight or 1.0), 0, 1)))
+    total = np.zeros((height, width))
+    for grid, patch_weights in zip(grids, _scale_weights(weights, grids), strict=True):
+        left, top, right, bottom = grid.region
+        x = ((np.arange(width) + 0.5) / width - left) / (right - left)  # within the grid, from 0 to 1
+        y = ((np.arange(height) + 0.5) / height - top) / (bottom - top)
+        rows, columns = grid.shape
+        interpolated = _build_interpolation(y, rows) @ patch_weights @ _build_interpolation(x, columns).T
+        is_outside = ((y < 0) | (y > 1))[:, None] | (x < 0) | (x > 1)
+        total += np.where(is_outside, 0, interpolated)
+    end = _find_max_weight(weights, grids) if max_weight is None else max_weight
+    return blend_overlay(pixels, np.clip(total / (end or 1.0), 0, 1))
+
+
+def _scale_weights(weights: FloatArray, grids: Sequence[ImageGrid]) -> list[FloatArray]:
+    """Return the weights of the patches of each grid, spread over the area of the smallest patches."""
+    finest = min(grid.cell_area for grid in grids)
+    return [grid.get_weights(weights) * np.float32(finest / grid.cell_area) for grid in grids]
+
+
+def _find_max_weight(weights: FloatArray, grids: Sequence[ImageGrid]) -> float:
+    return max(float(patch_weights.max()) for patch_weights in _scale_weights(weights, grids))
+
+
+def _join_images(images: Sequence[Pixels]) -> Pixels:
+    """Return images of the same height side by side, with a white gap between them."""
+    gap = np.full((len(images[0]), IMAGE_GAP, 3), 255, np.uint8)
+    parts = [part for image in images for part in (gap, image)]
+    return np.concatenate(parts[1:], axis=1)
+
+
+def _decode(data: bytes, number: int) -> Pixels:
+    pixels = decode_image(data, f"image {number + 1}")
+    if isinstance(pixels, InvalidExample):
+        raise InputError(str(pixels))
+    return pixels
 
 
 def blend_overlay(pixels: Pixels, shares: NDArray[np.floating]) -> Pixels:
@@ -202,15 +264,17 @@ def _fit_text(figure: Figure, text: Text, max_width: float) -> None:
         text.set_text(f"{letters.rstrip()}…")
 
 
-def _check_weights(image: AttendedImage, words: Sequence[str], weights: FloatArray) -> FloatArray:
-    if weights.ndim == 2 and weights.shape[1] == image.num_keys:
-        weights = weights[:, image.num_prefix_keys :]
-    num_patches = image.grid[0] * image.grid[1]
-    if weights.shape != (len(words), num_patches) or not words:
+def _check_weights(placement: ImagePlacement, words: Sequence[str], weights: FloatArray) -> FloatArray:
+    """Return the weights on all keys ``(words, keys)``."""
+    if weights.ndim == 2 and len(placement.grids) == 1 and weights.shape[1] == placement.num_patches:
+        keys = weights
+        weights = np.zeros((len(keys), placement.num_keys), np.float32)
+        weights[:, placement.grids[0].keys.ravel()] = keys
+    if weights.shape != (len(words), placement.num_keys) or not words:
+        sizes = ", ".join(f"{rows} × {columns}" for rows, columns in (grid.shape for grid in placement.grids))
         raise InputError(
             f"weights of shape {weights.shape} given with {len(words)} words and a grid of "
-            f"{image.grid[0]} × {image.grid[1]}; expected (words, patches): a row for each word, "
-            f"{num_patches} patches in each"
+            f"{sizes}; expected (words, patches): a row for each word, {placement.num_patches} patches in each"
         )
     if len(words) > MAX_WORDS:
         raise InputError(f"{len(words)} words are too many for a figure: use an .html file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def capture_huggingface_model(
     with torch.inference_mode():
         if is_encoder_decoder:
             with convert_errors(folder, model):
-                decoder_ids = _build_decoder_input(model, tokenizer, encoded, target, generate)
+                decoder_ids = build_decoder_input(model, tokenizer, encoded, target, generate)
             encoded = {**encoded, "decoder_input_ids": decoder_ids}
             title = f"{title}  →  {shorten_title(tokenizer.decode(decoder_ids[0], skip_special_tokens=True))}"
             first_generated = None if target is not None else 1  # after the start token
@@ -80,7 +81,7 @@ def capture_huggingface_model(
             raise InputError(f"{folder} holds a model of one text, and --target was given as a second one")
         elif generate is not None:
             with convert_errors(folder, model):
-                output_ids = _generate(generator, encoded, generate)
+                output_ids = generate_tokens(generator, encoded, generate)
             encoded = {"input_ids": output_ids}
             title = (
                 f"{title}  →  {shorten_title(tokenizer.decode(output_ids[0, num_tokens:], skip_special_tokens=True))}"
@@ -93,7 +94,7 @@ def capture_huggingface_model(
             with watch(model, tokenizer, layers) as captures, convert_errors(folder, model):
                 text_model(**encoded, **no_cache)
             data = ViewerData.from_captures(captures, title=title)
-            return data if first_generated is None else _mark_generated(data, model, first_generated)
+            return data if first_generated is None else mark_generated(data, model, first_generated)
 
         return compare_with_ablation(model, ablations, build_viewer_data)
 
@@ -107,21 +108,22 @@ def _check_arguments(text: str, target: str | None, generate: int | None) -> Non
         raise InputError("--generate and --target were given: either the model writes the output, or it is given")
 
 
-def _generate(model: Any, encoded: Any, num_tokens: int | None) -> torch.Tensor:
+def generate_tokens(model: Any, encoded: Any, num_tokens: int | None) -> torch.Tensor:
     """Generate at most ``num_tokens`` tokens by greedy search ``(1, L)``; None: the model's own limit."""
     limit = {} if num_tokens is None else {"max_new_tokens": num_tokens}
-    with silence_transformers():  # settings of sampling, which greedy search ignores
+    with silence_transformers(), warnings.catch_warnings():  # settings of sampling, which greedy search ignores
+        warnings.filterwarnings("ignore", message="Using the model-agnostic default `max_length`")
         output_ids: torch.Tensor = model.generate(**encoded, do_sample=False, num_beams=1, **limit)
     return output_ids
 
 
-def _build_decoder_input(
+def build_decoder_input(
     model: Any, tokenizer: Any, encoded: Any, target: str | None, generate: int | None
 ) -> torch.Tensor:
     """Return the decoder input ``(1, T)``: the start token and the output without its last token."""
     if target is None:
         check_length(model, 1, (generate or 1) - 1)
-        output_ids = _generate(model, encoded, generate)
+        output_ids = generate_tokens(model, encoded, generate)
         return output_ids[:, :-1] if output_ids.shape[1] > 1 else output_ids
     labels = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(model.device)
     start = model.generation_config.decoder_start_token_id
@@ -131,7 +133,7 @@ def _build_decoder_input(
     return torch.cat([start_ids, labels[:, :-1]], dim=1)
 
 
-def _mark_generated(data: ViewerData, model: Any, first: int) -> ViewerData:
+def mark_generated(data: ViewerData, model: Any, first: int) -> ViewerData:
     """Mark the tokens from ``first`` on as generated, in the decoder if the model has an encoder too."""
     decoder = model.get_decoder() if model.config.is_encoder_decoder else model
     prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is decoder)

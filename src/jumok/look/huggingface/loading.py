@@ -26,7 +26,7 @@ MAX_ERROR_LENGTH = 300  # maximum number of characters of a transformers error m
 def load_model(folder: Path, device: str, *, for_generation: bool) -> tuple[Any, Any]:
     """Return the model and the tokenizer; ``for_generation``: with the output layer that a decoder needs."""
     config = load_config(folder)
-    model_class = _select_model_class(folder, config)
+    model_class = select_model_class(folder, config)
     _check_reads_text(folder, model_class, config)
     if for_generation and not accepts_argument(model_class, "decoder_input_ids"):
         model_class = _select_causal_class(folder, config)
@@ -63,7 +63,7 @@ def load_from_folder(folder: Path, auto_class: str) -> Any:
 def load_weights(folder: Path, model_class: Any, device: str) -> Any:
     """Return a model of this class with the weights of a folder."""
     check_weights(folder)
-    target_device = _resolve_device(device)
+    target_device = resolve_device(device)
     try:
         with silence_transformers():  # missing weights are reported below, if they matter
             model, loading_info = model_class.from_pretrained(
@@ -78,7 +78,7 @@ def load_weights(folder: Path, model_class: Any, device: str) -> Any:
     return model.eval().to(target_device)
 
 
-def _select_model_class(folder: Path, config: Any) -> Any:
+def select_model_class(folder: Path, config: Any) -> Any:
     """Return the class to load: without a task head if there is one, else the one that was saved."""
     import transformers
 
@@ -136,7 +136,8 @@ def check_has_tokenizer(folder: Path) -> None:
         )
 
 
-def _resolve_device(device: str) -> torch.device:
+def resolve_device(device: str) -> torch.device:
+    """Return a device of this machine; "auto" is a GPU if there is one."""
     resolved = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     try:
         return torch.empty(0, device=resolved).device
@@ -186,7 +187,8 @@ def accepts_argument(model_class: Any, name: str) -> bool:
 def describe_inputs(model_class: Any) -> str:
     """Describe what a model needs beside or instead of text, and how to capture it in Python."""
     others = [NON_TEXT_INPUTS[name] for name in list_modalities(model_class) if name in NON_TEXT_INPUTS]
-    needs = f"It needs {' or '.join(name for name, *_ in others)}. " if others else ""
+    option = ", which jumok look takes with --image" if "image" in list_modalities(model_class) else ""
+    needs = f"It needs {' or '.join(name for name, *_ in others)}{option}. " if others else ""
     _, processor, arguments = others[0] if others else ("", None, "")
     # One processor prepares both.
     if accepts_argument(model_class, "input_ids") and "text" in list_modalities(model_class):

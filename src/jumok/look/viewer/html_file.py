@@ -162,6 +162,7 @@ class _BlockBuilder:
                 elif _find_finest_zoom(layer, self.detail) == 0:
                     yield from _iterate_weights(layer, whole)
                 else:
+                    yield from _iterate_word_rows(item, layer, whole)
                     yield from _iterate_pyramid(layer, whole, self.detail, with_alignment=_has_plot(item, layer))
 
     def _iterate_factored(self, layer: ViewerLayer, whole: TileRequest, queries: BalancedSide) -> Iterator[Block]:
@@ -267,6 +268,19 @@ def _iterate_pyramid(
         yield StoredMap(part.key, cells, row_sum * share / cells.shape[1])
 
 
+def _iterate_word_rows(item: ViewerData, layer: ViewerLayer, whole: TileRequest) -> Iterator[StoredMap]:
+    """Iterate over all weights of the words of a long text that are shown on an image."""
+    for rows in _list_word_rows(item, layer):
+        part = replace(whole, rows=rows, quantity="weights", size=TILE_SIZE)
+        cells = compute_cells(layer, part)
+        yield StoredMap(part.key, cells, float(cells.mean()))
+
+
+def _list_word_rows(item: ViewerData, layer: ViewerLayer) -> list[tuple[int, int]]:
+    """Return the spans of queries whose weights are shown on an image."""
+    return [] if item.image is None else item.image.list_word_rows(layer)
+
+
 def _find_finest_zoom(layer: ViewerLayer, detail: int) -> int:
     if layer.shape[0] * layer.shape[1] <= detail * detail:  # few words of a long text, or many patches
         return 0
@@ -344,7 +358,8 @@ def _measure_focus(thumbnail: FloatArray) -> float:
 def _count_stored(viewer_data: Sequence[ViewerData], detail: int, detailed: Mapping[_LayerKey, Collection[int]]) -> int:
     """Return about how many numbers a file contains, if it shows these heads in detail and thumbnails of all."""
     return sum(
-        len(layer.heads) * THUMBNAIL_SIZE**2 + len(detailed[n, k]) * _count_cells(layer, detail)
+        len(layer.heads) * THUMBNAIL_SIZE**2
+        + len(detailed[n, k]) * (_count_cells(layer, detail) + _count_word_cells(item, layer, detail))
         for n, item in enumerate(viewer_data)
         for k, layer in enumerate(item.layers)
     )
@@ -363,6 +378,13 @@ def _build_size_error(viewer_data: Sequence[ViewerData], detail: int) -> InputEr
         f'heads={{"{layers[-1].name}": [0, 3]}} (jumok look: --layer and --head){alternative}; without a selection, '
         "the file has an overview of all heads, and those with the most focused maps in detail"
     )
+
+
+def _count_word_cells(item: ViewerData, layer: ViewerLayer, detail: int) -> int:
+    """Return the number of weights of a head that the image view needs beside the pooled maps."""
+    if _find_finest_zoom(layer, detail) == 0:
+        return 0
+    return layer.shape[1] * sum(stop - start for start, stop in _list_word_rows(item, layer))
 
 
 def _count_cells(layer: ViewerLayer, detail: int) -> int:

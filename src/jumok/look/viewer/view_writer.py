@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from jumok.errors import InputError
+from jumok.look.capture.axis_tokens import SPACE_MARK
 from jumok.look.capture.captures import matches_pattern, suggest_name
 from jumok.look.figures.audio_figure import AudioFigure
 from jumok.look.figures.caption_figure import CaptionFigure
@@ -15,7 +16,7 @@ from jumok.look.figures.document_figure import draw_document
 from jumok.look.figures.plots import IMAGE_SUFFIXES, draw_heat_map
 from jumok.look.figures.speech_figure import SpeechFigure
 from jumok.look.viewer import html_file
-from jumok.look.viewer.tiles import FloatArray
+from jumok.look.viewer.tiles import FloatArray, to_float32_array
 from jumok.look.viewer.viewer_data import ViewerData, ViewerLayer, as_viewer_data_tuple
 
 MAX_FIGURE_TOKENS = 400  # along each axis of a figure; the viewer shows more
@@ -27,9 +28,10 @@ def save_view(
     """Write one item of viewer data, or two to compare, to ``path``: an HTML file or a figure.
 
     A figure shows the document, if there is one, unless a layer is requested; ``head`` is then one of its
-    hops, and None their mean. For an image caption it shows the attention of each word over the image; for
-    speech the spectrogram, the alignment below it, and the style tokens. For a recording it shows the
-    spectrogram, and below it the attention of each word over time.
+    hops, and None their mean. For words that attend to images it shows the attention of each of them over the
+    images: of those that the model generated, if there are any. For speech it shows the spectrogram, the
+    alignment below it, and the style tokens. For a recording it shows the spectrogram, and below it the attention
+    of each word over time.
 
     ``layer`` is a name, in which * matches anything. Without it, an HTML file has all layers, and a figure
     shows the last layer between two texts, or else the last of all; without ``head``, the mean of its heads.
@@ -51,10 +53,11 @@ def save_view(
     cross_layers = [item for item in layers if item.kind == "cross"]
     speech_layers = [item for item in layers if data.speech is not None and data.speech.matches(item)]
     selected = (speech_layers or cross_layers or layers)[-1]
-    # Words attend to patches, as opposed to patches to each other.
-    if (image := data.image) is not None and image.matches(selected) and selected.shape[0] != image.num_keys:
-        weights = _compute_mean_weights(selected, head)
-        return CaptionFigure(image, selected.row_texts, weights, title=data.title).save(path)
+    if (image := data.image) is not None and (rows := image.list_figure_rows(selected)):
+        names = [selected.row_texts[row].removeprefix(SPACE_MARK) for row in rows]
+        weights = _compute_mean_weights(selected, head, slice(rows[0], rows[-1] + 1))[[row - rows[0] for row in rows]]
+        placement = image.find_placement(selected)
+        return CaptionFigure(image, names, weights, placement=placement, title=data.title).save(path)
     if (speech := data.speech) is not None and speech.matches(selected):
         weights = _compute_mean_weights(selected, head)
         return SpeechFigure(speech, selected.col_texts, weights, data.style, title=data.title).save(path)
@@ -83,10 +86,13 @@ def _check_figure_path(path: Path, is_comparison: bool) -> None:
         raise InputError(f"--out {path}: a figure shows one map, and there are two; use an .html file")
 
 
-def _compute_mean_weights(layer: ViewerLayer, head: int | None) -> FloatArray:
-    """Return the weights of a head, or the mean of all ``(Q, K)``."""
+def _compute_mean_weights(layer: ViewerLayer, head: int | None, rows: slice | None = None) -> FloatArray:
+    """Return the weights of a head, or the mean of all ``(Q, K)``; ``rows`` selects queries."""
     heads = layer.heads if head is None else (head,)
-    return np.asarray(np.mean([layer.compute_weights(n) for n in heads], axis=0), np.float32)
+    num_queries, num_keys = layer.shape
+    selection = slice(0, num_queries) if rows is None else rows
+    total = sum(to_float32_array(layer.source.weights(n, selection, slice(0, num_keys))) for n in heads)
+    return np.asarray(total / len(heads), np.float32)
 
 
 def _save_heat_map(layer: ViewerLayer, head: int | None, path: Path) -> Path:

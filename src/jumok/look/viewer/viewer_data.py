@@ -23,7 +23,8 @@ from torch import Tensor
 from jumok.errors import InputError
 from jumok.look.viewer.attended_audio import AttendedAudio
 from jumok.look.viewer.attended_document import AttendedDocument
-from jumok.look.viewer.attended_image import AttendedImage
+from jumok.look.viewer.attended_image import AttendedImage as AttendedImage  # re-exported
+from jumok.look.viewer.attended_image import ImageLayerTable, ImageMedium
 from jumok.look.viewer.medium import Medium
 from jumok.look.viewer.synthesized_speech import StyleTokenWeights, SynthesizedSpeech
 from jumok.look.viewer.tiles import TILE_SIZE, FloatArray, TileRequest, WeightArray, pack, to_float32_array
@@ -33,7 +34,7 @@ from jumok.look.views.pooling import build_pooling_axes
 if TYPE_CHECKING:
     from jumok.look.capture.captures import CapturedLayer
 
-MANIFEST_FORMAT = 3
+MANIFEST_FORMAT = 4
 MAX_CPU_PAIRS = 1 << 27  # of queries and keys that one request computes on a CPU
 MEDIA = ("document", "image", "speech", "audio")  # fields of ViewerData, and entries of an item of the manifest
 
@@ -80,6 +81,33 @@ class ViewerLayer:
                     f"{self.name}: {len(labels)} {axis} texts given for {length} tokens; expected one each"
                 )
 
+    @classmethod
+    def from_captured(
+        cls,
+        layer: CapturedLayer,
+        batch: int = 0,
+        *,
+        row_labels: Sequence[str] | None = None,
+        col_labels: Sequence[str] | None = None,
+    ) -> ViewerLayer:
+        """Build it from a captured layer, of one sequence of its batch; labels override the captured tokens."""
+        size, num_heads, num_queries, num_keys = layer.shape
+        if not 0 <= batch < size:
+            raise InputError(f"batch={batch} is invalid; {layer.name} has {size} sequences: 0 to {size - 1}")
+        rows = cols = None
+        if layer.kind != "channel":  # the axes of a channel map are not tokens
+            rows = _get_labels(layer.query_tokens, batch) if row_labels is None else row_labels
+            cols = _get_labels(layer.key_tokens, batch) if col_labels is None else col_labels
+        return cls(
+            name=layer.name,
+            kind=f"causal {layer.kind}" if layer.is_causal else layer.kind,
+            shape=(_trim_length(num_queries, rows), _trim_length(num_keys, cols)),
+            heads=tuple(range(num_heads)),
+            source=CapturedWeightSource(layer, batch),
+            row_labels=rows,
+            col_labels=cols,
+        )
+
     @property
     def row_texts(self) -> list[str]:
         """The labels of the queries, or their numbers."""
@@ -103,7 +131,7 @@ class ViewerData:
     layers: tuple[ViewerLayer, ...]
     title: str = ""
     label: str = ""  # in a comparison: "before", "after"
-    image: AttendedImage | None = None
+    image: ImageMedium | None = None
     speech: SynthesizedSpeech | None = None
     document: AttendedDocument | None = None  # if there is one, the viewer opens with it
     style: StyleTokenWeights | None = None  # of the speech
@@ -149,31 +177,14 @@ class ViewerData:
         col_labels: Sequence[str] | None = None,
         title: str = "",
         label: str = "",
-        image: AttendedImage | None = None,
+        image: ImageMedium | None = None,
         speech: SynthesizedSpeech | None = None,
     ) -> ViewerData:
         """Build it from :func:`jumok.watch` captures of one sequence; labels override the captured tokens."""
-        layers = []
-        for layer in captures:
-            size, num_heads, num_queries, num_keys = layer.shape
-            if not 0 <= batch < size:
-                raise InputError(f"batch={batch} is invalid; {layer.name} has {size} sequences: 0 to {size - 1}")
-            rows = cols = None
-            if layer.kind != "channel":  # the axes of a channel map are not tokens
-                rows = _get_labels(layer.query_tokens, batch) if row_labels is None else row_labels
-                cols = _get_labels(layer.key_tokens, batch) if col_labels is None else col_labels
-            layers.append(
-                ViewerLayer(
-                    name=layer.name,
-                    kind=f"causal {layer.kind}" if layer.is_causal else layer.kind,
-                    shape=(_trim_length(num_queries, rows), _trim_length(num_keys, cols)),
-                    heads=tuple(range(num_heads)),
-                    source=CapturedWeightSource(layer, batch),
-                    row_labels=rows,
-                    col_labels=cols,
-                )
-            )
-        return cls(tuple(layers), title, label, image, speech)
+        layers = tuple(
+            ViewerLayer.from_captured(layer, batch, row_labels=row_labels, col_labels=col_labels) for layer in captures
+        )
+        return cls(layers, title, label, image, speech)
 
     @classmethod
     def from_weights(
@@ -185,7 +196,7 @@ class ViewerData:
         kind: str = "cross",
         title: str = "",
         label: str = "",
-        image: AttendedImage | None = None,
+        image: ImageMedium | None = None,
         speech: SynthesizedSpeech | None = None,
         style: StyleTokenWeights | None = None,
         resynthesize: Callable[[list[float]], ViewerData] | None = None,
@@ -303,32 +314,36 @@ def build_manifest(viewer_data: Sequence[ViewerData]) -> dict[str, Any]:
             texts.append(list(words))
         return index
 
-    items = [
-        {
-            "label": item.label or (("Before", "After")[n] if len(viewer_data) == 2 else ""),
-            "layers": [
-                {
-                    "name": layer.name,
-                    "kind": layer.kind,
-                    "shape": list(layer.shape),
-                    "heads": list(layer.heads),
-                    "has_mean": len(layer.heads) > 1,
-                    "row_labels": store_texts(layer.row_labels),
-                    "col_labels": store_texts(layer.col_labels),
-                    "first_generated": list(layer.first_generated),
-                    "media": [name for name, medium in item.media.items() if medium.matches(layer)],
-                    "max_rows": getattr(layer.source, "max_rows", None),  # queries that a long map is computed from
-                    "detailed_heads": None,  # all, unless a saved file has only an overview of the others
-                    "finest_zoom": 0,  # more than 0 only in a saved file of a long map
-                }
-                for layer in item.layers
-            ],
-            **dict.fromkeys(MEDIA),
-            **{name: medium.to_json() for name, medium in item.media.items()},
-            "style": item.style and item.style.to_json(can_resynthesize=item.resynthesize is not None),
-        }
-        for n, item in enumerate(viewer_data)
-    ]
+    items = []
+    for n, item in enumerate(viewer_data):
+        image_layers = ImageLayerTable(item.image)
+        items.append(
+            {
+                "label": item.label or (("Before", "After")[n] if len(viewer_data) == 2 else ""),
+                "layers": [
+                    {
+                        "name": layer.name,
+                        "kind": layer.kind,
+                        "shape": list(layer.shape),
+                        "heads": list(layer.heads),
+                        "has_mean": len(layer.heads) > 1,
+                        "row_labels": store_texts(layer.row_labels),
+                        "col_labels": store_texts(layer.col_labels),
+                        "first_generated": list(layer.first_generated),
+                        "media": [name for name, medium in item.media.items() if medium.matches(layer)],
+                        "image_layer": image_layers.store(layer),
+                        "max_rows": getattr(layer.source, "max_rows", None),  # queries of a long map
+                        "detailed_heads": None,  # all, unless a saved file has only an overview of the others
+                        "finest_zoom": 0,  # more than 0 only in a saved file of a long map
+                    }
+                    for layer in item.layers
+                ],
+                **dict.fromkeys(MEDIA),
+                **{name: medium.to_json() for name, medium in item.media.items()},
+                "image_layers": image_layers.entries,
+                "style": item.style and item.style.to_json(can_resynthesize=item.resynthesize is not None),
+            }
+        )
     # "rounding" is None if weights are rounded to three digits; see html_file.
     return {
         "format": MANIFEST_FORMAT,

@@ -9,23 +9,24 @@ tokens. A row therefore still sums to one::
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from jumok.errors import InputError
-from jumok.look.capture.axis_tokens import SPACE_MARK
+from jumok.look.capture.axis_tokens import SPACE_MARK, SPECIAL_TOKEN_PATTERN
+from jumok.look.viewer.attended_image import AttendedImages
 from jumok.look.viewer.viewer_data import ArrayWeightSource, ViewerData, ViewerLayer
 
 MAX_TOKENS = 2048  # along each axis: all weights are computed
 WORDPIECE_PREFIX = "##"  # WordPiece's mark of a token that continues a word
-SPECIAL_TOKEN_PATTERN = re.compile(r"<(?!0x)[^<>]+>|\[[A-Z]+\d*\]")  # <s>, [CLS], <|end|>; not <0xEC>, a byte
 
 
-def find_word_starts(tokens: Sequence[str]) -> list[int]:
+def find_word_starts(tokens: Sequence[str], patches: Collection[int] = ()) -> list[int]:
     """Return where words begin, by the marks of WordPiece or of tokenizers that write spaces as ▁.
+
+    ``patches`` are positions of patches of images, each of which is a word.
 
     >>> find_word_starts(["[CLS]", "play", "##ing", "out"]), find_word_starts(["▁pla", "ying", "▁out"])
     ([0, 1, 3], [0, 2])
@@ -35,6 +36,8 @@ def find_word_starts(tokens: Sequence[str]) -> list[int]:
     if not any(token.startswith(SPACE_MARK) for token in tokens):
         return list(range(len(tokens)))  # no marks: each token is a word
     is_special = [SPECIAL_TOKEN_PATTERN.fullmatch(token) is not None for token in tokens]
+    for patch in patches:
+        is_special[patch] = True
     return [
         n
         for n, token in enumerate(tokens)
@@ -43,22 +46,39 @@ def find_word_starts(tokens: Sequence[str]) -> list[int]:
 
 
 def merge_into_words(viewer_data: ViewerData) -> ViewerData:
-    """Merge the tokens of each word; a layer without labels stays as it is."""
-    return viewer_data.with_layers([_merge_layer(layer) for layer in viewer_data.layers])
+    """Merge the tokens of each word; a layer without labels stays as it is, and so do the patches of images."""
+    image = viewer_data.image
+    if not isinstance(image, AttendedImages):
+        return viewer_data.with_layers([_merge_layer(layer) for layer in viewer_data.layers])
+    layers, placements = [], {}
+    for layer in viewer_data.layers:
+        placement = image.find_placement(layer)
+        if placement is not None and not placement.has_text:  # no words among the keys
+            layers.append(layer)
+            placements[layer.name] = placement
+            continue
+        patches = {key for span in placement.spans for key in range(span.start, span.stop)} if placement else set()
+        merged = _merge_layer(layer, patches, patches if image.has_patch_queries(layer) else set())
+        layers.append(merged)
+        if placement is not None and layer.col_labels is not None:
+            placements[layer.name] = placement.renumber(find_word_starts(layer.col_labels, patches))
+    return replace(viewer_data, layers=tuple(layers), image=replace(image, placements=placements))
 
 
-def _merge_layer(layer: ViewerLayer) -> ViewerLayer:
+def _merge_layer(
+    layer: ViewerLayer, col_patches: Collection[int] = (), row_patches: Collection[int] = ()
+) -> ViewerLayer:
     if layer.row_labels is None or layer.col_labels is None:
         return layer
     num_rows, num_cols = layer.shape
-    if len(find_word_starts(layer.row_labels)) == num_rows and len(find_word_starts(layer.col_labels)) == num_cols:
+    rows, cols = layer.row_labels, layer.col_labels
+    row_starts, col_starts = find_word_starts(rows, row_patches), find_word_starts(cols, col_patches)
+    if len(row_starts) == num_rows and len(col_starts) == num_cols:
         return layer
     if max(num_rows, num_cols) > MAX_TOKENS:
         raise InputError(
             f"{layer.name} has {num_rows} × {num_cols} tokens; words are merged up to {MAX_TOKENS}: show tokens"
         )
-    rows, cols = layer.row_labels, layer.col_labels
-    row_starts, col_starts = find_word_starts(rows), find_word_starts(cols)
     tokens_per_row = np.diff([*row_starts, num_rows])[:, None]
     merged = [
         np.add.reduceat(np.add.reduceat(layer.compute_weights(head), row_starts, 0), col_starts, 1) / tokens_per_row

@@ -11,13 +11,16 @@ export class Caption {
     this.el = createElement("div", { class: "jm-text jm-caption", role: "group", aria: { label } });
   }
 
-  fill(words) {
-    const { pointer, moveTo, pin } = this.events;
-    this.isReversed = isRightToLeft(words.join(" "));
-    this.buttons = words.map((text, n) =>
+  /** `words`: texts, or { name, blank, isSpecial, isGenerated }; `blank` is whether a blank precedes the word. */
+  fill(words, label = null) {
+    const { pointer, moveTo, pin } = this.events,
+      entries = words.map((word) => (typeof word === "string" ? { name: word, blank: true } : word));
+    if (label !== null) this.el.setAttribute("aria-label", label);
+    this.isReversed = isRightToLeft(entries.map(({ name }) => name).join(" "));
+    this.buttons = entries.map(({ name: text, isSpecial, isGenerated }, n) =>
       createElement("button", {
         type: "button",
-        class: "jm-token",
+        class: `jm-token${isSpecial ? " jm-special" : ""}${isGenerated ? " jm-generated" : ""}`,
         dir: "auto",
         text,
         data: { place: n, axis: "rows" },
@@ -30,7 +33,7 @@ export class Caption {
     );
     this.el.hidden = !words.length;
     this.el.dir = this.isReversed ? "rtl" : "ltr";
-    this.el.replaceChildren(...this.buttons.flatMap((button, n) => (n ? [" ", button] : [button])));
+    this.el.replaceChildren(...this.buttons.flatMap((button, n) => (n && entries[n].blank ? [" ", button] : [button])));
   }
 
   /** `shade(element, n)` shades a word. */

@@ -2,6 +2,7 @@
 // encodes the weight, so it works for every type of colour vision.
 
 import { createElement } from "./dom.js";
+import { regionBox } from "./image_weights.js";
 
 const MAP_PIXELS = 240; // pixels of the interpolated map along its longer side: more would look the same
 
@@ -18,44 +19,68 @@ export function overlayColours(appearance, strength) {
   });
 }
 
-/** The box of the grid in an image of this size: the model may have seen a part of the image, or a padded one. */
-export function regionBox({ region: [left, top, right, bottom] }, width, height) {
-  return { x: left * width, y: top * height, w: (right - left) * width, h: (bottom - top) * height };
-}
-
 /**
- * Paint the weights of all patches over an image of `width` by `height` pixels. `curve` maps a weight to its position
- * on the scale; `maxPixels` limits the longer side of the interpolated map.
+ * Paint the weights of all patches of an image over it, at `width` by `height` pixels. `weights` are those of all patches
+ * of `layout`; `curve` maps a weight to its position on the scale; `grids` selects grids by name, null are all;
+ * `maxPixels` limits the longer side of the interpolated map.
  */
 export function paintOverlay(context, overlay) {
-  const { weights, image, curve, appearance, strength, width, height, maxPixels = MAP_PIXELS } = overlay,
-    [rows, cols] = image.grid,
-    box = regionBox(image, width, height),
-    size = maxPixels / Math.max(box.w, box.h);
-  const across = Math.max(cols, Math.round(box.w * size)),
-    down = Math.max(rows, Math.round(box.h * size));
-  const pixelWeights = interpolateWeights(weights, rows, cols, down, across),
-    data = new ImageData(across, down);
-  for (let n = 0; n < pixelWeights.length; n += 1) {
-    const position = curve.to(pixelWeights[n]);
-    data.data.set(appearance.overlayScale[Math.round(position * 255)], 4 * n);
-    data.data[4 * n + 3] = Math.round(255 * overlayOpacity(position, strength));
-  }
-  const canvas = createElement("canvas", { width: across, height: down });
-  canvas.getContext("2d").putImageData(data, 0, 0);
+  const { layout, image, grids = null, width, height, appearance, strength } = overlay,
+    shown = layout.gridsOf(image).filter(({ name }) => grids === null || name === grids),
+    box = shown.length ? uniteBoxes(shown.map((grid) => regionBox(grid, width, height))) : null;
   context.save();
   context.beginPath(); // what the model did not see is as dark as weight 0
   context.rect(0, 0, width, height);
-  context.rect(box.x, box.y, box.w, box.h);
+  if (box) context.rect(box.x, box.y, box.w, box.h);
   context.fillStyle = `rgb(${appearance.overlayScale[0].join(" ")} / ${overlayOpacity(0, strength)})`;
   context.fill("evenodd");
-  context.beginPath();
-  context.rect(0, 0, width, height);
-  context.clip();
-  context.imageSmoothingEnabled = true;
-  context.imageSmoothingQuality = "high";
-  context.drawImage(canvas, box.x, box.y, box.w, box.h);
+  if (box) {
+    context.beginPath();
+    context.rect(0, 0, width, height);
+    context.clip();
+    context.imageSmoothingEnabled = true;
+    context.imageSmoothingQuality = "high";
+    context.drawImage(renderWeights(shown, box, overlay), box.x, box.y, box.w, box.h);
+  }
   context.restore();
+}
+
+/** Render the sum of the weights of grids to a canvas that covers `box`. */
+function renderWeights(grids, box, { weights, curve, appearance, strength, width, height, maxPixels = MAP_PIXELS }) {
+  const size = maxPixels / Math.max(box.w, box.h),
+    [across, down] = [box.w, box.h].map((length) => Math.max(1, Math.round(length * size)));
+  const fit = (count, name) => Math.max(count, ...(grids.length === 1 ? [grids[0][name]] : [])),
+    [numAcross, numDown] = [fit(across, "cols"), fit(down, "rows")],
+    total = new Float32Array(numAcross * numDown);
+  for (const grid of grids) {
+    const { x, y, w, h } = regionBox(grid, width, height),
+      toPixels = (from, length, count) => Math.round((from / length) * count);
+    const left = toPixels(x - box.x, box.w, numAcross),
+      top = toPixels(y - box.y, box.h, numDown),
+      wide = Math.max(1, toPixels(x - box.x + w, box.w, numAcross) - left),
+      tall = Math.max(1, toPixels(y - box.y + h, box.h, numDown) - top);
+    const part = interpolateWeights(weights.subarray(grid.first, grid.last), grid.rows, grid.cols, tall, wide);
+    for (let row = 0; row < tall; row += 1)
+      for (let col = 0; col < wide; col += 1)
+        total[(top + row) * numAcross + left + col] += part[row * wide + col];
+  }
+  const data = new ImageData(numAcross, numDown);
+  for (let n = 0; n < total.length; n += 1) {
+    const position = curve.to(total[n]);
+    data.data.set(appearance.overlayScale[Math.round(position * 255)], 4 * n);
+    data.data[4 * n + 3] = Math.round(255 * overlayOpacity(position, strength));
+  }
+  const canvas = createElement("canvas", { width: numAcross, height: numDown });
+  canvas.getContext("2d").putImageData(data, 0, 0);
+  return canvas;
+}
+
+function uniteBoxes(boxes) {
+  const x = Math.min(...boxes.map((box) => box.x)),
+    y = Math.min(...boxes.map((box) => box.y)),
+    right = Math.max(...boxes.map((box) => box.x + box.w)),
+    bottom = Math.max(...boxes.map((box) => box.y + box.h));
+  return { x, y, w: right - x, h: bottom - y };
 }
 
 /** Interpolate values on a grid to (down, across) pixels: cubic in both directions, exact in the centre of a cell. */

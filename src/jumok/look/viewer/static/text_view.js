@@ -3,11 +3,10 @@
 import { createCurve, findSectionMaxima, formatCount, formatWeight } from "./colours.js";
 import { createPager } from "./controls.js";
 import { clamp, createElement, createWord, sizeCanvas } from "./dom.js";
-import { joinTokens, truncateText } from "./token_text.js";
+import { isSpecialToken, joinTokens, truncateText } from "./token_text.js";
 import { View } from "./view.js";
 
 const PAGE_SIZE = 1200; // tokens per page
-const SPECIAL_TOKEN = /^(<(?!0x)[^<>]+>|\[[A-Z]+\d*\])$/; // as in word_merging.py: <s>, [CLS], <|end|>
 
 export class TextView extends View {
   static title = "Text";
@@ -96,6 +95,11 @@ export class TextView extends View {
     const tokens = Array.from({ length: last - first }, (_, n) => (texts ? texts[first + n] : formatCount(first + n)));
     const parts = [];
     joinTokens(tokens).forEach(({ blank, text }, n) => {
+      const span = this.imageSpan(axis, first + n);
+      if (span) {
+        if (first + n === Math.max(first, span.start)) parts.push(" ", this.createImageToken(span, axis), " ");
+        return;
+      }
       const place = first + n,
         canPin = axis === "rows" || this.isSelf;
       if (blank && parts.length) parts.push(" ");
@@ -114,13 +118,34 @@ export class TextView extends View {
       });
       if (value !== null) this.appearance.shade(token, this.curve.to(value));
       if (place >= this.content.generated[axis]) token.classList.add("jm-generated");
-      if (SPECIAL_TOKEN.test(text)) token.classList.add("jm-special");
+      if (isSpecialToken(text)) token.classList.add("jm-special");
       if (canPin && place === this.pinned) token.classList.add("jm-is-pinned");
       parts.push(token);
       if (/\n/.test(tokens[n])) parts.push(createElement("br"));
     });
     box.replaceChildren(...parts);
     if (axis === "cols") this.updatePager(first, last, length);
+  }
+
+  // The span of the patches of an image that a token belongs to, between the tokens of a text.
+  imageSpan(axis, place) {
+    const { item, layer } = this.content,
+      placement = item.image_layers?.[item.layers[layer].image_layer];
+    if (!placement?.has_text || (axis === "rows" && !placement.has_patch_queries)) return null;
+    const [image, start, stop] = placement.spans.find(([, from, to]) => place >= from && place < to) ?? [];
+    return start === undefined ? null : { image, start, stop };
+  }
+
+  // All patches of an image as one item, with their total weight.
+  createImageToken({ image, start, stop }, axis) {
+    const text = `image ${image + 1}: ${formatCount(stop - start)} tokens`,
+      total = () => this.values.subarray(start, stop).reduce((sum, weight) => sum + weight, 0);
+    const element = createElement("span", { class: "jm-token jm-special jm-image-token", text, data: { start, stop } });
+    if (axis === "cols") {
+      this.appearance.shade(element, this.curve.to(total()));
+      element.title = `total weight: ${formatWeight(total(), 4)}`;
+    }
+    return element;
   }
 
   /** Show what the query under the pointer attends to, unless another one is pinned. */
@@ -134,8 +159,12 @@ export class TextView extends View {
     const values = answer?.values ?? this.values;
     if (!values) return;
     this.describe(row, values);
-    for (const key of this.keys.querySelectorAll(".jm-token"))
-      this.appearance.shade(key, this.curve.to(values[key.dataset.place]));
+    for (const key of this.keys.querySelectorAll(".jm-token")) {
+      const { place, start, stop } = key.dataset,
+        total = start && values.subarray(start, stop).reduce((sum, weight) => sum + weight, 0);
+      this.appearance.shade(key, this.curve.to(start ? total : values[place]));
+      if (start) key.title = `total weight: ${formatWeight(total, 4)}`;
+    }
     this.events.changed();
   }
 

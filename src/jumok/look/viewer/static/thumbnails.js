@@ -1,4 +1,4 @@
-// A thumbnail of the image for each word of a caption, with the weights of that word.
+// A thumbnail of the images for each word of a caption, with the weights of that word.
 
 import { createElement, encodePng, sizeCanvas } from "./dom.js";
 import { paintOverlay } from "./overlay.js";
@@ -6,6 +6,7 @@ import { Ruler, truncateText } from "./token_text.js";
 
 const THUMBNAIL_AREA = 9600; // pixels of a thumbnail, whatever its aspect ratio
 const THUMBNAIL_MAP_PIXELS = 96; // pixels of its interpolated map
+const IMAGE_GAP = 3; // pixels between two images
 
 export class CaptionThumbnails {
   /** `events`: pointer(word or null, event), pin(word). */
@@ -16,14 +17,16 @@ export class CaptionThumbnails {
     this.el = createElement("div", { class: "jm-thumbnails", role: "group", aria });
   }
 
-  /** `ratio`: the width of the image divided by its height. */
-  fill(words, ratio) {
-    const width = Math.sqrt(THUMBNAIL_AREA * ratio),
-      shrink = Math.min(1, 220 / width, 170 / (width / ratio));
+  /** `words`: { n, name }; `ratios`: the width of each image divided by its height. */
+  fill(words, ratios) {
+    const ratio = ratios.reduce((sum, value) => sum + value, 0) || 1,
+      width = Math.sqrt(THUMBNAIL_AREA * ratio),
+      shrink = Math.min(1, 260 / width, 170 / (width / ratio));
     this.size = [Math.round(width * shrink), Math.round((width / ratio) * shrink)];
+    this.shares = ratios.map((value) => value / ratio);
     this.words = words;
     this.el.style.setProperty("--thumbnail", `${Math.max(76, this.size[0])}px`);
-    this.thumbnails = words.map((text, n) => {
+    this.thumbnails = words.map(({ n, name: text }) => {
       const canvas = createElement("canvas", { aria: { hidden: "true" } }),
         name = createElement("span", { class: "jm-thumbnail-word", dir: "auto", text });
       const el = createElement(
@@ -41,38 +44,53 @@ export class CaptionThumbnails {
         },
         [canvas, name],
       );
-      return { el, canvas, name };
+      return { n, el, canvas, name };
     });
     this.el.replaceChildren(...this.thumbnails.map(({ el }) => el));
   }
 
-  /** `overlay(n)`: the arguments of paintOverlay for a word, except the size. */
-  paint(image, overlay) {
+  /** `overlay(n)`: the arguments of paintOverlay for a word, except the image and the size. */
+  paint(frames, overlay) {
     const [width, height] = this.size;
-    this.thumbnails.forEach(({ canvas }, n) => {
+    for (const { n, canvas } of this.thumbnails) {
       const context = sizeCanvas(canvas, width, height);
-      context.drawImage(image, 0, 0, width, height);
-      paintOverlay(context, { ...overlay(n), width, height, maxPixels: THUMBNAIL_MAP_PIXELS });
+      this.paintImages(context, frames, [width, height], { ...overlay(n), maxPixels: THUMBNAIL_MAP_PIXELS });
+    }
+  }
+
+  // Paint all images side by side, with an overlay or without.
+  paintImages(context, frames, [width, height], overlay = null) {
+    const gap = frames.length > 1 ? IMAGE_GAP : 0;
+    let left = 0;
+    context.save();
+    frames.forEach(({ photo, image }, n) => {
+      const wide = this.shares[n] * width - (gap * (frames.length - 1)) / frames.length;
+      context.drawImage(photo, 0, 0, wide, height);
+      if (overlay) paintOverlay(context, { ...overlay, image, width: wide, height });
+      left = wide + gap;
+      context.translate(left, 0);
     });
+    context.restore();
   }
 
   /** `shade(element, n)` shades the name of a word. */
   highlight({ selected, pinned }, shade) {
-    this.thumbnails.forEach(({ el, name }, n) => {
+    for (const { n, el, name } of this.thumbnails) {
       el.classList.toggle("jm-cursor", n === selected && n !== pinned);
       el.classList.toggle("jm-is-pinned", n === pinned);
       el.setAttribute("aria-pressed", `${n === pinned}`);
       shade(name, n);
-    });
+    }
   }
 
-  /** Save the image and all thumbnails with their words as one image. */
-  save(image, overlay) {
+  /** Save the images and all thumbnails with their words as one image; without thumbnails, what is `selected`. */
+  save(frames, overlay, selected) {
     const [width, height] = this.size.map((length) => 2 * length),
       cell = Math.max(width, 150),
       gap = 14,
       line = 30,
-      numPanels = this.words.length + 1;
+      panels = this.words.length ? this.words : [{ n: selected, name: "" }],
+      numPanels = panels.length + 1;
     const cols = Math.min(numPanels, Math.max(2, Math.round(Math.sqrt((1.7 * numPanels * (height + line)) / cell)))),
       rows = Math.ceil(numPanels / cols),
       size = { width: cols * (cell + gap) + gap, height: rows * (height + line + gap) + gap };
@@ -89,13 +107,13 @@ export class CaptionThumbnails {
       const left = gap + (n % cols) * (cell + gap) + (cell - width) / 2,
         top = gap + Math.floor(n / cols) * (height + line + gap);
       context.translate(left, top);
-      context.drawImage(image, 0, line, width, height);
       if (n) {
         context.fillStyle = this.appearance.inks.ink;
-        context.fillText(ruler.fit(truncateText(this.words[n - 1], 60), cell), width / 2, line - 9);
-        context.translate(0, line);
-        paintOverlay(context, { ...overlay(n - 1), width, height });
+        const { name } = panels[n - 1];
+        if (name) context.fillText(ruler.fit(truncateText(name, 60), cell), width / 2, line - 9);
       }
+      context.translate(0, line);
+      this.paintImages(context, frames, [width, height], n ? overlay(panels[n - 1].n) : null);
       context.restore();
     }
     return encodePng(canvas);

@@ -94,6 +94,13 @@ export class Ruler {
   }
 }
 
+const SPECIAL_TOKEN = /^(<(?!0x)[^<>]+>|\[[A-Z]+\d*\])$/; // as in word_merging.py: <s>, [CLS], <|end|>
+
+/** Whether a token is not a part of the text. */
+export function isSpecialToken(token) {
+  return SPECIAL_TOKEN.test(token);
+}
+
 /**
  * Join tokens to a text: for each, whether a blank precedes it, and the text without its marker. Subword markers are
  * supported (▁ and Ġ begin a word, ## continues one); plain words get blanks.
