@@ -83,6 +83,29 @@ def test_model_without_attention() -> None:
         model(torch.randn(1, 2))
 
 
+class RootMeanSquareNorm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1) * x.shape[-1] ** 0.5
+
+
+class MultiheadRMSNorm(nn.Module):  # as in x-transformers
+    def __init__(self, heads: int, width: int) -> None:
+        super().__init__()
+        self.norm = RootMeanSquareNorm()
+        self.gamma = nn.Parameter(torch.zeros(heads, 1, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x) * (self.gamma + 1)
+
+
+def test_norm_named_after_heads_is_not_missed() -> None:
+    model = nn.Sequential(MultiheadRMSNorm(3, 4), SdpaAttention())
+    with watch(model) as captures:
+        model(torch.randn(2, 3, 5, 4))
+    assert captures.names == ["1"]
+    assert not captures.missed_layers
+
+
 def test_model_that_is_no_module() -> None:
     with pytest.raises(InputError, match=r"got SimpleNamespace; give its .model"):  # noqa: SIM117
         with watch(types.SimpleNamespace(model=nn.Linear(2, 3))):  # type: ignore[arg-type]

@@ -29,6 +29,7 @@ ATTENTION_PATTERN = re.compile(r"att(entio)?n|mha(?![a-z])|multi_?head", re.IGNO
 CROSS_ATTENTION_PATTERN = re.compile(
     r"cross|enc_?dec|(encoder|enc|source|src|memory)_att|multihead_attn", re.IGNORECASE
 )
+NORM_PATTERN = re.compile(r"Norm(alization)?(\dd)?$")
 Hook = Callable[..., None]
 
 MAX_INHERITED_PRODUCTS = 8  # products of a module that its caller still sees
@@ -262,7 +263,7 @@ def _cannot_attend(module: nn.Module) -> bool:
 
     This holds for the simple layers of ``torch.nn``; for a module whose ``forward`` only calls such layers
     and adds their outputs; and for a norm or a position bias, which takes one tensor and has no weights but
-    vectors and embedding tables, so it cannot compute queries and keys.
+    vectors, embedding tables and scales of a norm, so it cannot compute queries and keys.
     """
     if isinstance(module, torch.jit.ScriptModule):  # its class has no ``forward``
         return False
@@ -278,14 +279,18 @@ def _cannot_attend(module: nn.Module) -> bool:
     weights = [(part, weight) for part in module.modules() for weight in part.parameters(recurse=False)]
     return (
         forward.__code__.co_argcount == 2  # self and the tensor
-        and all(map(_is_simple, children.values()))
+        and all(_is_simple(child) or _is_norm(child) for child in children.values())
         and bool(weights)
-        and all(isinstance(part, nn.Embedding) or weight.dim() <= 1 for part, weight in weights)
+        and all(isinstance(part, nn.Embedding) or weight.dim() <= 1 or _is_norm(part) for part, weight in weights)
     )
 
 
 def _is_simple(module: nn.Module) -> bool:
     return type(module).__module__.startswith(SIMPLE_LAYER_PREFIXES) and not any(module.children())
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return NORM_PATTERN.search(get_class_name(module)) is not None
 
 
 def infer_kind_from_name(name: str, module: nn.Module | None) -> str | None:

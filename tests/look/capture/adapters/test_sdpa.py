@@ -143,6 +143,16 @@ def test_row_log_sum_exp_of_the_kernel_is_stored(causal: bool) -> None:
     torch.testing.assert_close(captures[0].attention.lse, scores.logsumexp(-1))
 
 
+def test_weights_of_large_scores_sum_to_one() -> None:
+    query, key, value = random_qkv(2, 3, queries=7)
+    query = query * 3000  # scores of some thousands: two orders of summation differ by 1e-3
+    with torch.no_grad():
+        _, captures = run_watched(sdpa(), query, key, value)
+    assert captures[0].attention.lse is None
+    weights = captures[0].weights()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 7), atol=1e-6, rtol=0)
+
+
 def test_gradients_are_equal_and_no_graph_is_stored() -> None:
     qkv = [x.requires_grad_() for x in random_qkv(2, 3)]
     model = sdpa()

@@ -17,6 +17,8 @@ from jumok.look.capture.patching import Function, FunctionPatch
 
 # The function in torch.nn.functional, unless it has been replaced.
 SDPA_FUNCTION: Function = torch._C._nn.scaled_dot_product_attention
+# Beyond it, exp(score - lse) of the same score in two summation orders differs by more than 1e-5.
+MAX_RELIABLE_LSE = 32.0
 
 
 def list_patches(model: nn.Module) -> Iterator[FunctionPatch]:
@@ -71,6 +73,8 @@ def _read_call(arguments: _SdpaArguments, lse: Tensor | None) -> ObservedCall:
         query, key = (x.expand(*leading, *x.shape[-2:]) for x in (query, key))
     if mask is not None and mask.dim() > 2 and len(leading) != 2:
         mask = to_4d(mask.expand(*leading, *mask.shape[-2:]))
+    if lse is not None and lse.device.type == "cpu" and bool((lse.abs() > MAX_RELIABLE_LSE).any()):
+        lse = None  # the sums of the rows are computed from the captured scores
     attention = CapturedAttention(
         to_4d(query),
         to_4d(key),
