@@ -147,27 +147,52 @@ def test_the_check_of_maps_finds_a_wrong_map(bench: Bench, monkeypatch: pytest.M
 def test_coverage_finds_wrong_silent_and_changed_models(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", minversion="5")
     coverage = bench("watch_coverage")
-    assert coverage.check_type("gpt2")["verdict"] == "right"
+    assert coverage.check_case("transformers", "gpt2")["verdict"] == "right"
     with monkeypatch.context() as patch:
         weights = CapturedLayer.weights
         patch.setattr(CapturedLayer, "weights", lambda layer: weights(layer).flip(1))  # its heads
-        assert coverage.check_type("gpt2")["verdict"] == "wrong"
+        assert coverage.check_case("transformers", "gpt2")["verdict"] == "wrong"
     with monkeypatch.context() as patch:
         patch.setattr(coverage, "watch", functools.partial(coverage.watch, layers="h.0.*"))
-        assert coverage.check_type("gpt2")["verdict"] == "silent"
+        assert coverage.check_case("transformers", "gpt2")["verdict"] == "silent"
     with monkeypatch.context() as patch:
         patch.setattr(coverage, "is_equal", lambda before, after: False)
-        assert coverage.check_type("gpt2")["verdict"] == "output changed"
+        assert coverage.check_case("transformers", "gpt2")["verdict"] == "output changed"
+
+
+def test_inputs_for_coverage_follow_the_documentation_and_the_errors_of_models(bench: Bench) -> None:
+    pytest.importorskip("transformers", minversion="5")
+    tiny_inputs = bench("tiny_inputs")
+    doc = """
+        Args:
+            pixel_values (`torch.FloatTensor` of shape `(batch_size, 3, height, width)`):
+                Images.
+            freq (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
+                Frequencies.
+            context (`torch.Tensor`):
+    """
+    assert tiny_inputs.find_documented_shapes(doc) == {
+        "pixel_values": ("`torch.FloatTensor` ", ["batch_size", " 3", " height", " width"]),
+        "freq": ("`torch.LongTensor` ", ["batch_size"]),
+        "context": ("`torch.Tensor`", None),
+    }
+    library = bench("coverage_libraries").Transformers()
+    llava = library.find_model("llava", [])
+    num_patches = (32 // 8) ** 2
+    assert llava.inputs["pixel_values"].shape == (2, 3, 32, 32)
+    assert (llava.inputs["input_ids"] == llava.model.config.image_token_id).sum(-1).tolist() == [num_patches] * 2
+    decoder = library.find_model("sam_mask_decoder", [])  # a part, with the inputs of the whole model
+    assert decoder.title == "SamMaskDecoder of SamModel"
 
 
 def test_the_oracle_of_coverage_computes_masked_and_grouped_attention(bench: Bench) -> None:
     pytest.importorskip("transformers", minversion="5")
-    coverage = bench("watch_coverage")
+    oracle = bench("attention_oracle")
     query, key, value = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 8)
     mask = torch.rand(5, 7) > 0.3
     mask[:, 0] = True
     for options in ({"attn_mask": mask}, {"is_causal": True}, {"attn_mask": torch.randn(5, 7), "scale": 0.2}):
-        weights = coverage.compute_sdpa_weights(query, key, value, enable_gqa=True, **options)
+        weights = oracle.compute_sdpa_weights(query, key, value, enable_gqa=True, **options)
         out = torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True, **options)
         torch.testing.assert_close(weights @ value.repeat_interleave(2, 1), out)
 

@@ -273,7 +273,7 @@ def test_align(run_bench: RunBench, both_directions: list[Run]) -> None:
 def test_coverage(run_bench: RunBench, tmp_path: Path) -> None:
     pytest.importorskip("transformers", minversion="5")
     table = tmp_path / "coverage.md"
-    result, printed = run_bench("watch_coverage", "--table", table)
+    result, printed = run_bench("watch_coverage", "--library", "transformers", "--table", table)
     verdicts = {row["case"]: row["verdict"] for row in result["rows"]}
     assert verdicts == {
         "bert": "right",
@@ -287,12 +287,29 @@ def test_coverage(run_bench: RunBench, tmp_path: Path) -> None:
     assert all(result["calls"] == 2 and result["difference"] < 1e-6 for result in results.values())
     assert "YosoSelfAttention" in printed
     lines = table.read_text(encoding="utf-8").splitlines()
-    assert "bert, bloom" in lines
+    assert "bert; bloom" in lines
     assert any(line.startswith("| right | 2 |") for line in lines)
     assert any(line.startswith("| yoso | encoder.layer.0.attention.self: ") for line in lines)
 
 
+def test_coverage_of_other_libraries(run_bench: RunBench, tmp_path: Path) -> None:
+    pytest.importorskip("x_transformers")
+    earlier = tmp_path / "earlier.json"
+    row = {"section": "x-transformers", "case": "attn_flash", "verdict": "silent", "detail": "", "implementations": {}}
+    kept = {**row, "section": "timm", "case": "levit", "verdict": "right"}
+    earlier.write_text(
+        json.dumps({"commit": "f00d", "libraries": {"timm": "1.0"}, "rows": [row, kept]}), encoding="utf-8"
+    )
+    result, _ = run_bench("watch_coverage", "--library", "x-transformers", "--update", earlier)
+    verdicts = {(row["section"], row["case"]): row["verdict"] for row in result["rows"]}
+    assert verdicts == {
+        ("timm", "levit"): "right",
+        ("x-transformers", "default"): "right",
+        ("x-transformers", "attn_flash"): "right",
+    }
+
+
 def test_coverage_goes_on_after_a_type_that_hangs(run_bench: RunBench) -> None:
     pytest.importorskip("transformers", minversion="5")
-    result, _ = run_bench("watch_coverage", "--only", "bert", "convnext", "--seconds", "0")
+    result, _ = run_bench("watch_coverage", "--library", "transformers", "--only", "bert", "convnext", "--seconds", "0")
     assert [(row["verdict"], row["detail"]) for row in result["rows"]] == [("no result", "exceeded 0 seconds")] * 2
