@@ -22,7 +22,7 @@ from torchvision_stub import define_missing_operators
 define_missing_operators()  # before a library imports torchvision
 
 MAX_PARAMETERS = 60_000_000
-SEARCH_SECONDS = 20.0  # after which no further model of a type is tried
+SEARCH_SECONDS = 20.0  # after which no further models and inputs are tried
 
 
 @dataclass
@@ -104,16 +104,16 @@ class Transformers:
     def _find_whole_model(self, case: str, errors: list[str]) -> TinyModel | None:
         """Return a model with inputs: if possible, all that it takes."""
         partial: TinyModel | None = None
-        start = time.monotonic()
+        deadline = time.monotonic() + SEARCH_SECONDS
         for model in tiny_models.build_models(case):
-            builder = InputBuilder(model, case)
+            builder = InputBuilder(model, case, deadline)
             for is_partial in (False, True) if partial is None else (False,):
                 inputs = builder.find_inputs(functools.partial(call_model, model), errors, is_partial)
                 if inputs is not None and not is_partial:
                     return TinyModel(model, inputs, type(model).__name__)
                 if inputs is not None:
                     partial = TinyModel(model, inputs, type(model).__name__)
-            if time.monotonic() - start > SEARCH_SECONDS:
+            if time.monotonic() > deadline:
                 break
         return partial
 
@@ -276,6 +276,7 @@ class Diffusers:
         model_class = getattr(diffusers, case)
         reasons = []
         is_built = False
+        deadline = time.monotonic() + SEARCH_SECONDS
         for level in ("depth and heads", "texts", "channels", "depth", "default"):
             try:
                 model = build_with_limit(functools.partial(model_class, **self.shrink(model_class, level)), 120_000_000)
@@ -283,10 +284,12 @@ class Diffusers:
                 reasons.append(f"{type(error).__name__}: {error}")
                 continue
             is_built = True
-            builder = DiffusionInputBuilder(model, case)
+            builder = DiffusionInputBuilder(model, case, deadline)
             inputs = builder.find_inputs(functools.partial(call_model, model), errors, False)
             if inputs is not None:
                 return TinyModel(model, inputs, case)
+            if time.monotonic() > deadline:
+                break
         if not is_built:
             raise RuntimeError(reasons[0])
         return None
@@ -351,8 +354,7 @@ class DiffusionInputBuilder(InputBuilder):
             (16, channels),
             (channels, 16),
             (channels, 1, 16, 16),
-            (channels, 64, 64),
-            (channels, 9, 32, 32),
+            (channels, 9, 16, 16),
             (channels, 512),
         ):
             sample = self.draw(2, *shape)

@@ -87,6 +87,7 @@ def shrink_config(config: Any, level: str = "all sizes", divisor: int | None = N
         elif value is None and name in MISSING and level == "numbers":
             changes[name] = MISSING[name]
     set_settings(tiny, changes)
+    _match_backbone_layers(config, tiny)
     old_num_layers, num_layers = (getattr(x, "num_hidden_layers", None) for x in (config, tiny))
     if isinstance(num_layers, int):
         for name, value in list(vars(tiny).items()):
@@ -94,7 +95,6 @@ def shrink_config(config: Any, level: str = "all sizes", divisor: int | None = N
                 setattr(tiny, name, _select_layers(value, num_layers))
     if level in LEVELS[:2] and hasattr(tiny, "kv_lora_rank") and hasattr(tiny, "num_key_value_heads"):
         tiny.num_key_value_heads = tiny.num_attention_heads  # all heads have keys of their own
-    _match_backbone_layers(config, tiny)
     _match_mamba_heads(tiny)
     _move_special_tokens(tiny)
     if hasattr(tiny, "use_cache"):
@@ -109,6 +109,9 @@ def set_settings(config: Any, values: Mapping[str, Any]) -> None:
         owner = config
         for parent in parents:
             owner = owner[parent] if isinstance(owner, dict) else getattr(owner, parent)
+        if isinstance(owner, dict):
+            owner[name] = value
+            continue
         with contextlib.suppress(Exception):
             setattr(owner, name, value)
 

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import math
 import re
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -35,9 +36,10 @@ MEDIA_TOKENS = {"image": ("image", "img"), "video": ("video",), "audio": ("audio
 class InputBuilder:
     """Inputs that a model may accept, guessed from its signature, its documentation and its configuration."""
 
-    def __init__(self, model: nn.Module, model_type: str = "") -> None:
+    def __init__(self, model: nn.Module, model_type: str = "", deadline: float = math.inf) -> None:
         self.config: Any = model.config
         self.model_type = model_type
+        self.deadline = deadline  # of time.monotonic(), after which no further inputs are tried
         self.parameters = inspect.signature(model.forward).parameters
         self.required = [
             name
@@ -59,6 +61,8 @@ class InputBuilder:
         """
         for inputs in self.list_partial_inputs() if is_partial else self.list_inputs():
             for _ in range(MAX_REPAIRS):
+                if time.monotonic() > self.deadline:
+                    return None
                 try:
                     call(inputs)
                     return inputs

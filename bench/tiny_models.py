@@ -110,11 +110,19 @@ def _list_inner_configs(config: Any) -> Iterator[Any]:
 
 
 def find_part(model: nn.Module, model_type: str) -> nn.Module | None:
-    """Return the outermost module of a model that has a configuration of this type."""
-    for name, module in model.named_modules():
-        if name and is_config(config := getattr(module, "config", None)) and config.model_type == model_type:
+    """Return the outermost module of a model that has a configuration of this type, or is built from one."""
+    modules = [module for name, module in model.named_modules() if name]
+    for module in modules:
+        if is_config(config := getattr(module, "config", None)) and config.model_type == model_type:
             return module
-    return None
+    name = configuration_auto.CONFIG_MAPPING_NAMES[model_type]
+    return next((module for module in modules if name in _list_annotations(type(module))), None)
+
+
+def _list_annotations(module_class: type) -> set[str]:
+    """Return the names of the types of the arguments that a class is built from."""
+    annotations = [x.annotation for x in inspect.signature(module_class.__init__).parameters.values()]
+    return {x if isinstance(x, str) else getattr(x, "__name__", "") for x in annotations}
 
 
 def _list_model_classes(model_type: str, config_class: type) -> list[Any]:
