@@ -124,7 +124,7 @@ def check_case(library: str, case: str) -> dict[str, Any]:
     errors: list[str] = []
     try:
         found = LIBRARIES[library].find_model(case, errors)
-    except RuntimeError as error:
+    except (RuntimeError, ImportError) as error:
         return {"verdict": "not built", "detail": str(error)[:200]}
     if found is None:
         return {"verdict": "no inputs", "detail": errors[0] if errors else ""}
