@@ -79,7 +79,7 @@ class Transformers:
     """All model types of transformers."""
 
     name, plural = "transformers", "model types"
-    # The first two are right, the next two have attention that cannot be captured, the last one has none.
+    # The first two are right, the next two have attention without a map, the last one has none.
     quick_cases = ("bert", "bloom", "swiftformer", "yoso", "convnext")
 
     def list_cases(self) -> list[str]:
