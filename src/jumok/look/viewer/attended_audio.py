@@ -1,7 +1,7 @@
 """The recording that a model listens to: its sound, its spectrogram, and the seconds of the keys of a layer.
 
 >>> frames = AudioFrames(num_frames=50, start=-0.01, step=0.02)
->>> frames.end, frames.find_centre(3)
+>>> frames.end, round(frames.find_centre(3), 2)
 (0.99, 0.06)
 
 The keys of a layer are frames of the recording. Its queries are words, or frames too (self-attention)::
