@@ -54,7 +54,12 @@ def test_invalid_inputs_are_rejected(gpt2: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     for words, reason in (
         ((gpt2, "empty.txt"), "the text is empty"),
-        ((gpt2, "photo.png"), "photo.png is a file of type image/png, and .* reads text"),
+        ((gpt2, "photo.png"), "photo.png is a file of type image, and .*--image photo.png"),
+        ((gpt2, "missing.txt"), "there is no file missing.txt"),
+        ((gpt2, "missing.png"), "there is no file missing.png"),
+        ((gpt2, "folder/missing.md"), "there is no file folder/missing.md"),
+        ((gpt2, tmp_path / "folder"), "folder is a folder"),
+        (("empty.txt", "w1"), "empty.txt is a file; expected the folder of a model"),
         ((gpt2, "w1 " * 63, "--generate", 2), "63 tokens, --generate 2 makes 65.* 64 at most.*--generate 1"),
         ((gpt2, "w1", "--chat"), "no chat template"),
         (("folder", "w1"), "neither a recipe.yaml"),

@@ -147,6 +147,10 @@ def _capture_views(
                 "recording with --audio FILE"
             )
         return capture_huggingface_model(folder, text, target, **generation, ablations=ablations, device=device)
+    if folder.is_file():
+        raise InputError(f"{folder} is a file; expected the folder of a model, for example {folder.parent}")
+    if not folder.exists() and folder.is_absolute():
+        raise InputError(f"there is no folder {folder}; correct the path of the model")
     if folder.is_dir() and not (folder / "recipe.yaml").is_file():
         raise InputError(
             f"{folder} has neither a recipe.yaml, as a run of `jumok train` has, nor a config.json, as a "
@@ -192,11 +196,19 @@ def _read_text(text: str, model: str) -> str:
     """Return the text, or the content of the text file with this name."""
     from jumok.inference import line_io
 
-    media_type, _ = mimetypes.guess_type(text)
-    if media_type is not None and media_type.startswith(("image/", "audio/", "video/")) and line_io.is_file(Path(text)):
-        advice = {"image": f"; give images with --image {text}", "audio": f"; for a speech model, give --audio {text}"}
-        raise InputError(
-            f"{text} is a file of type {media_type}, and {model} reads text; give a text or a text file"
-            f"{advice.get(media_type.partition('/')[0], '')}"
-        )
+    kind = (mimetypes.guess_type(text)[0] or "").partition("/")[0]
+    if line_io.is_file(Path(text)):
+        if kind in ("image", "audio"):
+            raise InputError(
+                f"{text} is a file of type {kind}, and the input of {model} is a text or a text file; give it with "
+                f"--{kind} {text}"
+            )
+        if kind == "video":
+            raise InputError(
+                f"{text} is a file of type video, which jumok look does not read; give a text or a text file"
+            )
+    elif kind in ("image", "audio", "video") and not any(map(str.isspace, text)):
+        raise InputError(f"there is no file {text}; correct its name, or give a text or a text file")
+    elif Path(text).is_absolute() and line_io.is_folder(Path(text)):
+        raise InputError(f"{text} is a folder; give a text or a text file")
     return line_io.read_text(text)

@@ -42,7 +42,7 @@ def read_chunks(text: str | None, *, skip_invalid: bool = False) -> Iterator[Ite
     elif is_file(path):
         with open_decompressed(path) as file:
             yield _chunk_lines(decode_lines(_iter_lines(file), str(path), skip_invalid=skip_invalid))
-    elif path.suffix and " " not in str(path) and (len(path.parts) > 1 or path.suffix in TEXT_SUFFIXES):
+    elif _looks_like_file_name(path):
         raise InputError(f"there is no file {path}; to use this text as input: echo {path} | jumok run …")
     else:
         yield iter([str(text).split("\n")])
@@ -88,9 +88,20 @@ def iterate_chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
 def read_text(text: str) -> str:
     """Return the text itself, or the content of the file with that name."""
     if not is_file(Path(text)):
+        if _looks_like_file_name(Path(text)):
+            raise InputError(f"there is no file {text}; correct its name, or give a text or a text file")
         return text
     with open_decompressed(Path(text)) as file:
         return "\n".join(decode_lines(_iter_lines(file), text)).strip()
+
+
+def _looks_like_file_name(path: Path) -> bool:
+    """Whether a text is rather the name of a missing file."""
+    return (
+        bool(path.suffix)
+        and not any(map(str.isspace, str(path)))
+        and (len(path.parts) > 1 or path.suffix in TEXT_SUFFIXES)
+    )
 
 
 def _chunk_lines(lines: Iterator[str]) -> Iterator[list[str]]:
@@ -172,6 +183,14 @@ def is_file(path: Path) -> bool:
         return False
 
 
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder with this name."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # the text is not a valid file name
+        return False
+
+
 def decode_lines(
     file: Iterable[bytes], name: str, first_number: int = 0, *, skip_invalid: bool = False
 ) -> Iterator[str]:
@@ -186,7 +205,7 @@ def decode_lines(
             yield line.removesuffix(b"\n").removesuffix(b"\r").decode(encoding, errors)
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{name}:{number}: this is not UTF-8 ({error.reason}); convert it, or --on-error skip"
+            f"{name}:{number}: this is not UTF-8 ({error.reason}); convert it; jumok run also has --on-error skip"
         ) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{name} is damaged after line {number}: {error}; download it again") from None

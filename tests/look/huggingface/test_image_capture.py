@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import sys
@@ -98,7 +99,7 @@ def test_encoder_shows_prefix_tokens(tmp_path: Path, photo: Path) -> None:
     folder = save_model(ENCODERS["dinov2_registers"], tmp_path)
     (data,) = capture_image_model(folder, [photo], device="cpu")
     assert data.layers[0].row_texts[:7] == ["[CLS]", "[REG1]", "[REG2]", "[REG3]", "[REG4]", "1,1", "1,2"]
-    assert data.title == "Image"
+    assert data.title == "photo.png"
 
 
 def test_clip_with_and_without_text(tmp_path: Path, photo: Path) -> None:
@@ -163,7 +164,7 @@ def test_folders_without_a_processor_are_rejected(llava: Path, photo: Path, tmp_
 def test_wrong_combinations_are_rejected(llava: Path, vit: Path, photo: Path, tmp_path: Path, bert: Path) -> None:
     image = ["--image", str(photo)]
     check_error(llava, "no input was given.*--image")
-    check_error(llava, r"1 times <image>.*2 images", "w1 <image>", *image, *image)
+    check_error(llava, "has <image>.* 1 times, and --image was given 2 times", "w1 <image>", *image, *image)
     check_error(llava, "--target needs one", "w1", "--target", "w2", *image)
     check_error(llava, "the text is empty", " ", *image)
     check_error(vit, "reads images and no text; leave the text out", "w1", *image)
@@ -200,3 +201,90 @@ def test_trace_finds_crops_padding_and_mirrors() -> None:
 
     with pytest.raises(InputError, match="turns or warps"):
         find_crops(trace_pixels(transpose, [(60, 100)]))
+
+
+@pytest.mark.parametrize(
+    ("size", "top", "bottom"),
+    [((150, 1500), -1.0, 19 / 9), ((1500, 150), -11 / 6, 17 / 6)],  # 9 of 28 rows between 9 and 10; 6 of 28 columns
+)
+def test_trace_places_tiles_of_a_panorama(size: tuple[int, int], top: float, bottom: float) -> None:
+    """Its tiles are mostly padding, and only the overview, of another scale, is not."""
+    from jumok.look.huggingface.image_layout import find_crops
+
+    pinpoints = [[28, 56], [56, 28], [56, 56], [28, 84]]
+    processor = transformers.LlavaNextImageProcessorPil(
+        size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}, image_grid_pinpoints=pinpoints
+    )
+
+    def process(pictures: Any) -> Any:
+        return processor([Image.fromarray(picture) for picture in pictures], return_tensors="np")["pixel_values"]
+
+    overview, *tiles = find_crops(trace_pixels(process, [size]))
+    assert overview.region == pytest.approx((0, 0, 1, 1), abs=0.01)
+    across = 0 if size[0] > size[1] else 1
+    for number, tile in enumerate(tiles):
+        assert (tile.region[across], tile.region[across + 2]) == pytest.approx((top, bottom), abs=0.05)
+        assert tile.region[1 - across] == pytest.approx(number / len(tiles), abs=0.02)
+
+
+def test_images_with_different_numbers_of_tiles(tmp_path: Path, photo: Path) -> None:
+    """The encoder leaves out the tiles that only pad the shorter list; each of the others is placed."""
+    folder = save_model(VISION_LANGUAGE_MODELS["llava_next"], tmp_path / "model")
+    wide = tmp_path / "wide.png"
+    Image.fromarray(np.full((30, 300, 3), 90, np.uint8)).save(wide)
+    names = {}
+    for images in ([wide], [photo], [wide, photo]):
+        (data,) = capture_image_model(folder, images, "w1", device="cpu")
+        names[len(images), images[0]] = [layer for layer in data.layers if layer.name.startswith("vision_tower")]
+    both = names[2, wide]
+    assert len(both) == len(names[1, wide]) + len(names[1, photo])
+    alone = names[1, wide][0].compute_weights(0), names[1, photo][0].compute_weights(0)
+    first = [next(layer for layer in both if f"[image {n}, crop 1]" in layer.name) for n in (1, 2)]
+    for layer, expected in zip(first, alone, strict=True):
+        np.testing.assert_allclose(layer.compute_weights(0), expected, atol=1e-5)
+
+
+def test_captioner_without_a_processor_shows_its_words(tmp_path: Path, photo: Path) -> None:
+    """Its folder has an image processor and a tokenizer, as that of ViT with GPT-2."""
+    folder = save_model(VISION_LANGUAGE_MODELS["captioner"], tmp_path)
+    (data,) = capture_image_model(folder, [photo], target="w1 w2 w3", device="cpu")
+    layer = next(layer for layer in data.layers if layer.kind == "cross")
+    assert layer.row_texts == ["<s>", "w1", "w2"]
+
+
+def test_vision_language_model_continues_a_text_alone(llava: Path) -> None:
+    from jumok.look.huggingface.capture import capture_huggingface_model
+
+    (data,) = capture_huggingface_model(llava, "w1 w2", generate=3, device="cpu")
+    assert data.layers[0].shape == (5, 5)
+    assert data.layers[0].first_generated == (2, 2)
+
+
+def test_rotated_photo_is_shown_as_the_model_sees_it(vit: Path, tmp_path: Path) -> None:
+    """EXIF orientation 6: the left edge of the stored pixels is the top."""
+    stored = np.zeros((40, 80, 3), np.uint8)
+    stored[:, :40] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(stored).save(tmp_path / "rotated.jpg", exif=exif, quality=95)
+    upright = np.zeros((80, 40, 3), np.uint8)
+    upright[:40] = 255
+    Image.fromarray(upright).save(tmp_path / "upright.png")
+    (rotated,), (expected,) = (
+        capture_image_model(vit, [tmp_path / name], device="cpu") for name in ("rotated.jpg", "upright.png")
+    )
+    assert rotated.image is not None
+    (file,) = rotated.image.files
+    shown = np.asarray(Image.open(io.BytesIO(file)).convert("L"))
+    assert shown.shape == (80, 40)
+    assert shown[:38].min() > 240
+    assert shown[42:].max() < 15
+    for layer, other in zip(rotated.layers, expected.layers, strict=True):
+        np.testing.assert_allclose(layer.compute_weights(0), other.compute_weights(0), atol=0.01)
+
+
+def test_tiny_images_are_rejected(vit: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (1, 300)).save(tmp_path / "line.png")
+    check_error(vit, "1 × 300 pixels, too few .* at least 8 × 8", "--image", str(tmp_path / "line.png"))
+    Image.new("RGB", (8, 300)).save(tmp_path / "line.png")
+    check_error(vit, "reads no text; leave --chat out", "--image", str(tmp_path / "line.png"), "--chat")

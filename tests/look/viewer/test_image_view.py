@@ -66,16 +66,16 @@ def test_opens_with_the_mean_and_hover_shows_a_word(open_served: OpenPage) -> No
     assert viewer.get_texts(".jm-caption .jm-token") == ["right", "left"]
     # 0.625 at the upper right and 0.375 at the lower left, on average.
     viewer.wait_until(lambda: viewer.page.inner_text(".jm-current").startswith("Mean of 2 words"))
-    assert "row 1, column 3: 0.625" in viewer.page.inner_text(".jm-current")
+    assert "maximum 0.625 at row 1, column 3" in viewer.page.inner_text(".jm-current")
     mean = get_brightness(viewer)
     assert mean[2] > mean[3] > mean[0] + 60
     assert mean[1] == pytest.approx(mean[0], abs=9)
     viewer.page.hover(locate_word(1))
     left = get_brightness(viewer)
     assert left[3] > left[2] + 60 > left[0] + 90
-    assert "row 2, column 1: 0.75" in viewer.page.inner_text(".jm-current")
+    assert "maximum 0.75 at row 2, column 1" in viewer.page.inner_text(".jm-current")
     assert viewer.page.get_attribute(".jm-legend-bar", "aria-label").endswith("from 0 to 0.75")
-    assert "left: maximum at row 2, column 1" in viewer.page.get_attribute(".jm-overlay", "aria-label")
+    assert "left: maximum 0.75 at row 2, column 1" in viewer.page.get_attribute(".jm-overlay", "aria-label")
     viewer.page.mouse.move(5, 5)
     assert get_brightness(viewer) == mean
 
@@ -208,7 +208,7 @@ def test_arrow_keys_move_between_words(open_served: OpenPage) -> None:
     viewer = wait_for_weights(open_served(build_corner_data(("right", "left", "even"))))
     mean = get_brightness(viewer)
     viewer.press("ArrowRight")
-    assert viewer.page.inner_text("[aria-live]") == "right: maximum at row 1, column 3, 1"
+    assert viewer.page.inner_text("[aria-live]") == "right: maximum 1 at row 1, column 3"
     assert viewer.evaluate("document.activeElement.textContent") == "right"
     viewer.press("ArrowRight")
     assert get_brightness(viewer)[3] > get_brightness(viewer)[2] + 60

@@ -83,7 +83,7 @@ def test_words_show_both_images(open_served: OpenPage) -> None:
     assert viewer.get_texts(".jm-thumbnail") == ["a", "cat"]
     viewer.page.hover('.jm-caption .jm-token[data-place="3"]')
     viewer.wait_until(lambda: viewer.page.inner_text(".jm-current").startswith("cat"))
-    assert "40 % on the images, maximum at row 1, column 3, image 1: 0.3" in viewer.page.inner_text(".jm-current")
+    assert "40 % on the images, maximum 0.3 at row 1, column 3, image 1" in viewer.page.inner_text(".jm-current")
     assert viewer.get_texts(".jm-image-share") == ["Image 1: 30 % of the attention", "Image 2: 10 % of the attention"]
     upper_right = get_brightness(viewer, 0, 5 / 6, 0.25)
     assert upper_right > get_brightness(viewer, 0, 1 / 6, 0.75) + 60
@@ -120,7 +120,7 @@ def test_file_of_a_long_text_has_every_weight_of_words(open_saved: OpenPage) -> 
     viewer = wait_for_weights(open_saved(build_data(1100)))  # above 1,024 tokens, a file has pooled maps
     viewer.page.hover('.jm-caption .jm-token[data-place="3"]')
     viewer.wait_until(lambda: viewer.page.inner_text(".jm-current").startswith("cat"))
-    assert "maximum at row 1, column 3, image 1: 0.3" in viewer.page.inner_text(".jm-current")
+    assert "maximum 0.3 at row 1, column 3, image 1" in viewer.page.inner_text(".jm-current")
 
 
 def test_overview_and_tiles_are_shown_together_or_alone(open_served: OpenPage) -> None:

@@ -276,7 +276,7 @@ class CaptureObserver(Observer):
             raise InputError(f"watch captured no attention. {listed}. Supported: {SUPPORTED_ATTENTION}")
         if self.excluded_calls:
             ran = ", ".join(list(self.excluded_calls)[:12])
-            raise InputError(f"layers= matches none of the layers that ran: {ran}")
+            raise InputError(f"layers= (of jumok look: --layers) matches none of the layers that ran: {ran}")
         if not self.module_calls:
             raise InputError(
                 "watch captured nothing: the model was not called inside the with block, or in another "

@@ -87,7 +87,7 @@ def select_audio_class(folder: Path, config: Any) -> Any:
         reads = list_modalities(classes[0]) if classes else []
         raise InputError(
             f"{folder} holds a model ({config.model_type}) that hears no audio"
-            + (f"; it reads {' and '.join(reads)}" if reads else "")
+            + (f"; it reads {' and '.join('images' if name == 'image' else name for name in reads)}" if reads else "")
             + ". Leave --audio out, or give a speech model"
         )
     return hearing[0]

@@ -126,6 +126,8 @@ def build_decoder_input(
         output_ids = generate_tokens(model, encoded, generate)
         return output_ids[:, :-1] if output_ids.shape[1] > 1 else output_ids
     labels = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(model.device)
+    if not labels.numel():
+        raise InputError(f"the tokenizer returns no tokens for --target {target!r}; give a text, or leave it out")
     start = model.generation_config.decoder_start_token_id
     if start is None:
         raise InputError("config.json names no decoder_start_token_id, with which --target has to begin: add it")

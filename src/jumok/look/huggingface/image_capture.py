@@ -73,13 +73,15 @@ def capture_image_model(
     generator = load_weights(folder, model_class, device)
     with torch.inference_mode():
         session = _build_inputs(folder, generator, processor, dict(inputs), text, target, generate)
+        if not session.title.strip():
+            session = replace(session, title=shorten_title(", ".join(Path(path).name for path in images)))
         if session.input_ids:
             check_memory(session.model, len(session.input_ids), layers)
         files = tuple(encode_for_viewer(image) for image in pixels)
 
         def build_viewer_data() -> ViewerData:
             with (
-                watch(session.model, processor.tokenizer, layers=layers) as captures,
+                watch(session.model, session.tokenizer, layers=layers) as captures,
                 convert_errors(folder, session.model, input_name=GIVEN),
             ):
                 session.runner(**session.inputs)
@@ -162,8 +164,7 @@ def _build_inputs(
     if accepts_argument(type(runner), "use_cache"):
         inputs["use_cache"] = False
     inputs = {name: value for name, value in inputs.items() if _accepts(runner, name)}
-    title = title.removeprefix("  →  ") or "Image"
-    return ImageSession(folder, model, runner, inputs, tokenizer, title, first_generated)
+    return ImageSession(folder, model, runner, inputs, tokenizer, title.removeprefix("  →  "), first_generated)
 
 
 def extend_inputs(inputs: dict[str, Any], output_ids: torch.Tensor, model_type: str) -> dict[str, Any]:

@@ -151,11 +151,14 @@ class LayerPlacer:
             return self._place_packed_encoder(captured)
         if self.model.config.model_type == "mllama":
             return self._place_joint_encoder(captured)
-        if batch != self.num_crops or num_queries not in (1, num_keys):
-            self.left_out.append(f"{captured.name} attends within windows, or from {num_queries} to {num_keys} patches")
+        # Of several images, those with fewer tiles are padded; LLaVA-NeXT does not encode what is only padding.
+        without_padding = batch == len(self.crops) != self.num_crops
+        if (batch != self.num_crops and not without_padding) or num_queries not in (1, num_keys):
+            attends = f"from {num_queries} to {num_keys} patches" if batch == self.num_crops else "within windows"
+            self.left_out.append(f"{captured.name} attends {attends}")
             return []
         placed: list[tuple[ViewerLayer, ImagePlacement | None]] = []
-        for crop in self.crops:
+        for number, crop in enumerate(self.crops):
             found = place_encoder_keys(self.model, crop, num_keys)
             if found is None:
                 self.left_out.append(f"{captured.name} has {num_keys} patches of each image")
@@ -163,7 +166,9 @@ class LayerPlacer:
             grid, num_prefix = found
             labels = _label_patches([grid], num_keys, 1, self._name_prefix(num_prefix))
             rows = labels if num_queries == num_keys else ["pooling"]
-            layer = ViewerLayer.from_captured(captured, crop.index, row_labels=rows, col_labels=labels)
+            layer = ViewerLayer.from_captured(
+                captured, number if without_padding else crop.index, row_labels=rows, col_labels=labels
+            )
             name = f"{captured.name}{self._describe_crop(crop)}"
             placed.append((replace(layer, name=name), _build_placement([grid], num_keys)))
         return placed

@@ -75,7 +75,10 @@ def find_crops(trace: PixelTrace) -> list[Crop]:
 
 
 def _refit(crop: Crop, crops: Sequence[Crop], shares: dict[int, tuple[float, float]], x: Floats, y: Floats) -> Crop:
-    """Fit a tile that is mostly padding with the width and height of the tiles that have the least padding."""
+    """Fit a tile that is mostly padding with the width and height of the tiles that have the least padding.
+
+    Its own fit remains if their scale is not its own: of a panorama, only the overview has little padding.
+    """
     size = []
     for axis in (0, 1):
         others = [other for other in crops if other.image == crop.image and shares[other.index][axis] > MIN_KNOWN]
@@ -84,7 +87,10 @@ def _refit(crop: Crop, crops: Sequence[Crop], shares: dict[int, tuple[float, flo
         is_better = lengths and shares[crop.index][axis] <= MIN_KNOWN
         nearest = min(lengths.values(), key=lambda length: abs(length - own)) if is_better else own
         size.append(nearest)
-    region = fit_region(x[crop.index], y[crop.index], (size[0], size[1]))
+    try:
+        region = fit_region(x[crop.index], y[crop.index], (size[0], size[1]))
+    except InputError:  # another scale
+        return crop
     assert region is not None
     return replace(crop, region=region)
 

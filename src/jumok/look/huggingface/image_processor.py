@@ -55,6 +55,8 @@ class ImageProcessor:
                 f"{num_images} images were given, and the model in {self.folder} ({self.config.model_type}) takes one"
             )
         if self.tokenizer is None:
+            if chat:
+                raise InputError(f"{self.folder} holds a model that reads no text; leave --chat out")
             if text is not None:
                 raise InputError(f"{self.folder} holds a model that reads images and no text; leave the text out")
             return None
@@ -67,8 +69,8 @@ class ImageProcessor:
         num_places = prompt.count(token)
         if num_places not in (0, num_images):
             raise InputError(
-                f"the text has {num_places} times {token}, which stands for an image, and {num_images} images are "
-                f"given with --image; write it once for each image, or leave it out: then the images come first"
+                f"the text has {token}, which stands for an image, {num_places} times, and --image was given "
+                f"{num_images} times; write it once for each image, or leave it out: then the images come first"
             )
         if num_places:
             return prompt

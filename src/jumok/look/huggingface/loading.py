@@ -104,12 +104,15 @@ def _select_causal_class(folder: Path, config: Any) -> Any:
 
     # Encoders such as BERT have a causal variant, too, which only a few checkpoints are.
     is_encoder = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
-    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING or is_encoder:
+    mappings = (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
+    mapping = next((mapping for mapping in mappings if type(config) in mapping), None)
+    if mapping is None or is_encoder:
         raise InputError(
             f"{folder} holds a model ({config.model_type}) without a decoder, which cannot continue a text: leave "
             "--generate out, or give a causal language model or an encoder-decoder"
         )
-    return transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model_class = mapping[type(config)]
+    return model_class[0] if isinstance(model_class, tuple) else model_class
 
 
 def _check_reads_text(folder: Path, model_class: Any, config: Any) -> None:

@@ -26,6 +26,7 @@ from jumok.look.viewer.image_placement import ImageRegion
 Floats = NDArray[np.float64]
 EDGE = 0.03  # of the image, as a fraction
 MAX_DEVIATION = 0.02  # of a place from a regular grid, as a fraction of the image
+MIN_SIDE = 8  # pixels: with fewer levels of brightness, a place differs by more than 1 % of the image
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +43,12 @@ class PixelTrace:
 
 def trace_pixels(process: Callable[[Sequence[Pixels]], Floats], sizes: Sequence[tuple[int, int]]) -> PixelTrace:
     """Trace what ``process`` returns for images of these sizes (height, width)."""
+    for height, width in sizes:
+        if min(height, width) < MIN_SIDE:
+            raise InputError(
+                f"an image has {width} × {height} pixels, too few to place patches on it; expected at least "
+                f"{MIN_SIDE} × {MIN_SIDE}: enlarge it"
+            )
     black, white = (process([_fill(size, value) for size in sizes]) for value in (0, 255))
     across = process([_draw_ramp(size, axis=1) for size in sizes])
     down = process([_draw_ramp(size, axis=0) for size in sizes])

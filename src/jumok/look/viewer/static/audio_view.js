@@ -24,7 +24,7 @@ export class AudioView extends SpectrogramView {
   static hint = "Hover a word to see when it listened, hover a time to see its words; click to play from there.";
   static medium = "audio";
   static symbols = "Words of the output";
-  static mapTitle = "Attention of each query over time (from top to bottom)";
+  static mapTitle = "Attention of each query over time, downwards";
   static isUpwards = false;
 
   static describe({ audio }, { name, kind, shape: [rows, frames] }) {

@@ -336,7 +336,7 @@ export class ImageView extends View {
     const { weights, shares } = loaded.entry(selected),
       best = findPeak(weights),
       name = this.nameOf(selected),
-      most = `maximum at ${layout.describePatch(best)}: ${formatWeight(weights[best])}`;
+      most = `maximum ${formatWeight(weights[best])} at ${layout.describePatch(best)}`; // cut off at its end
     const total = formatShare([...shares.values()].reduce((sum, share) => sum + share, 0)),
       several = layout.images.length > 1,
       share = !layout.hasText ? "" : `${total} on the ${several ? "images" : "image"}, `;
@@ -459,7 +459,7 @@ export class ImageView extends View {
     this.caption.focus(n);
     const weights = this.weights(n),
       best = findPeak(weights);
-    const peak = `maximum at ${this.layout.describePatch(best)}, ${formatWeight(weights[best])}`;
+    const peak = `maximum ${formatWeight(weights[best])} at ${this.layout.describePatch(best)}`;
     this.events.announce(`${this.names[n]}: ${peak}`);
     return true;
   }
