@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,15 @@ def app_server() -> Iterator[AppServer]:
     running.thread.join(10)
 
 
+def set_opening(data: Any, opening: tuple[int, int | None] | None) -> Any:
+    """Open a layer and a head, rather than those that the viewer chooses (None), so that tests know what they see."""
+    from jumok.look.viewer.viewer_data import Opening, ViewerData
+
+    if isinstance(data, ViewerData):
+        return data if opening is None or data.opening else replace(data, opening=Opening(*opening))
+    return [set_opening(item, opening) for item in data]
+
+
 @pytest.fixture
 def open_served(new_page: Callable[..., ViewerPage], app_server: AppServer) -> Callable[..., ViewerPage]:
     """Open viewer data on a page with a server."""
@@ -208,7 +218,10 @@ def open_served(new_page: Callable[..., ViewerPage], app_server: AppServer) -> C
 
     app_server.apps.clear()  # the pages of the last test are closed
 
-    def open_page(data: Any, *, before: Callable[[Any], None] | None = None, **options: Any) -> ViewerPage:
+    def open_page(
+        data: Any, *, before: Callable[[Any], None] | None = None, opening: Any = (0, 0), **options: Any
+    ) -> ViewerPage:
+        data = set_opening(data, opening)
         viewer = new_page(**options)
         if before is not None:
             before(viewer.page)
@@ -223,7 +236,10 @@ def open_saved(new_page: Callable[..., ViewerPage], tmp_path: Path) -> Callable[
     """Open viewer data from a saved file, without any network."""
     from jumok.look.viewer.html_file import save_html
 
-    def open_page(data: Any, *, heads: Any = None, detail: int = 1024, **options: Any) -> ViewerPage:
+    def open_page(
+        data: Any, *, heads: Any = None, detail: int = 1024, opening: Any = (0, 0), **options: Any
+    ) -> ViewerPage:
+        data = set_opening(data, opening) if heads is None else data
         path = save_html(data, tmp_path / "map.html", heads=heads, detail=detail)
         viewer = new_page(offline=True, **options)
         outside = re.compile(r"^(?!file:|data:|blob:)")

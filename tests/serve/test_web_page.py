@@ -222,7 +222,7 @@ def test_caption(open_page: OpenPage, captioner: Any) -> None:
     assert get_response(page) == captioner.caption(pixels).caption  # immediately, because there is no other field
     assert "a photo.png, 96 × 96 pixels" in page.inner_text(".pg-form")
     manifest = get_manifest(page)
-    assert manifest["data"][0]["image"]["grid"] == list(captioner.grid_size)
+    assert manifest["data"][0]["image_layers"][0]["grids"][0]["shape"] == list(captioner.grid_size)
     assert page.locator(".jm-photo").is_visible()
     assert page.evaluate("document.querySelector('.pg-image').naturalWidth") == 96
 

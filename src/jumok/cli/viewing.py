@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mimetypes
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,7 +69,12 @@ def look(
         Path | None,
         language_model_option(metavar="FILE", help="Recording that a speech model hears: WAV, FLAC or OGG."),
     ] = None,
-    layer: Annotated[str | None, view_option(help="With --out: name of the layer. * matches any characters.")] = None,
+    layer: Annotated[
+        str | None,
+        view_option(
+            help="With --out: name of the layer. * matches any characters; mean is the mean over all layers and heads."
+        ),
+    ] = None,
     head: Annotated[int | None, view_option(min=0, help="With --out: attention head, counted from 0.")] = None,
     knock_out: Annotated[
         list[str] | None,
@@ -76,6 +82,13 @@ def look(
             help="Compare with the model without a head (LAYER:1) or an edge (LAYER:8-2, LAYER:1:8-2). May be repeated."
         ),
     ] = None,
+    without_sinks: Annotated[
+        bool,
+        view_option(
+            "--without-sinks",
+            help="Leave out attention sinks, which are special tokens and the first token, and renormalise the rest.",
+        ),
+    ] = False,
     whole_words: Annotated[bool, view_option("--whole-words", help="Merge subword tokens into words.")] = False,
     style_audio: StyleAudioOption = None,
     style_weights: StyleWeightsOption = None,
@@ -109,6 +122,10 @@ def look(
     )
     if whole_words:
         views = [merge_into_words(view) for view in views]
+    if without_sinks:
+        if not any(layer.sinks for view in views for layer in view.layers):
+            raise InputError("--without-sinks: no layer has special tokens or causal attention; leave the option out")
+        views = [replace(view, hides_sinks=True) for view in views]
     if out is not None:
         print(f"written to {view_writer.save_view(views, out, layer, head)}")
     else:

@@ -18,6 +18,7 @@ from matplotlib.image import imread
 from jumok.errors import InputError, MissingExtra
 from jumok.look.figures import fonts, plots
 from jumok.look.figures.plots import draw_heat_map, draw_scores_by_length, draw_training_curves
+from jumok.look.viewer.token_marks import LabelledSpan
 from jumok.metrics.translation import LengthBin
 
 pytestmark = [
@@ -249,3 +250,71 @@ def test_missing_matplotlib_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
         draw_map(torch.eye(2), tmp_path / "map.png")
     with pytest.raises(MissingExtra, match="matplotlib"):
         draw_scores_by_length({"a": BINS}, tmp_path / "curves.png")
+
+
+class SavedFigure:
+    """The figure that was saved last."""
+
+    figure: Figure
+
+
+@pytest.fixture
+def saved_figure(monkeypatch: pytest.MonkeyPatch) -> SavedFigure:
+    saved, save = SavedFigure(), Figure.savefig
+
+    def savefig(figure: Figure, *args: Any, **options: Any) -> None:
+        saved.figure = figure
+        save(figure, *args, **options)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    return saved
+
+
+def find_text(figure: Figure, text: str) -> Any:
+    """Return the text of a figure, with its colour and position."""
+    (match,) = [x for x in figure.findobj(matplotlib.text.Text) if x.get_text() == text and x.get_visible()]
+    return match
+
+
+@pytest.mark.parametrize(
+    ("num_keys", "most", "name", "middle"),
+    [(5, 0.9, "linear", 0.5), (5, 0.2, "linear, of this map", 0.1), (67, 0.9, "square root", 0.25)],
+)
+def test_scale_follows_the_rule_of_the_viewer(num_keys: int, most: float, name: str, middle: float) -> None:
+    norm, scale_name = plots.choose_scale(np.full((2, num_keys), most))
+    assert scale_name == name
+    assert float(norm(middle)) == pytest.approx(0.5)
+
+
+def test_logarithmic_scale_of_many_keys(tmp_path: Path) -> None:
+    weights = np.full((2, 211), 1e-4)
+    weights[:, 0] = 1 - 210e-4
+    norm, name = plots.choose_scale(weights)
+    assert name == "logarithmic, of this map"
+    assert float(norm(weights.max())) == pytest.approx(1)
+    assert float(norm(0.0)) == 0  # masked keys
+    draw_map(weights, tmp_path / "map.png")
+
+
+def test_map_explains_itself(tmp_path: Path, saved_figure: SavedFigure) -> None:
+    words = ["<s>", "hello", "there", "</s>", "hi"]
+    turns = [LabelledSpan(1, 4, "user"), LabelledSpan(4, 5, "assistant")]
+    weights = np.tril(np.ones((5, 5)))
+    title = "a title of several lines " * 6
+    draw_heat_map(
+        weights / weights.sum(1, keepdims=True), words, words, tmp_path / "map.svg", title=title,
+        subtitle=["layer 3", "without sinks"], spans=(turns[:1], turns), hidden_columns=(0, 3),
+    )  # fmt: skip
+    figure = saved_figure.figure
+    assert find_text(figure, "← queries").axes is find_text(figure, "attend to keys →").axes
+    assert find_text(figure, "weight of the rest (linear)")
+    figure.draw_without_rendering()
+    (heading,) = [x for x in figure.findobj(matplotlib.text.Text) if x.get_text().startswith("a title")]
+    assert heading.get_text().count("\n") >= 2
+    subtitle = find_text(figure, "layer 3 · without sinks")
+    top = max(x.get_window_extent().y1 for x in heading.axes.get_xticklabels())
+    assert top < subtitle.get_window_extent().y0 < subtitle.get_window_extent().y1 < heading.get_window_extent().y0
+    special, plain = heading.axes.get_yticklabels()[3], heading.axes.get_yticklabels()[2]
+    assert special.get_size() < plain.get_size()
+    names = [x.get_text() for x in figure.findobj(matplotlib.text.Text)]
+    assert (names.count("user"), names.count("assistant")) == (2, 1)

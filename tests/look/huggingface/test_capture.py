@@ -19,6 +19,7 @@ from jumok.cli.app import app
 from jumok.look.huggingface.capture import capture_huggingface_model
 from jumok.look.huggingface.folder import is_huggingface_folder
 from jumok.look.viewer import view_writer
+from jumok.look.viewer.view_writer import list_row_labels
 from jumok.look.viewer.viewer_data import ArrayWeightSource, ViewerData, ViewerLayer
 from jumok.look.viewer.word_merging import merge_into_words
 from jumok.run import Run
@@ -248,6 +249,8 @@ def test_chat_template_makes_the_text_a_turn(llama: Path) -> None:
     (data,) = capture_huggingface_model(llama, "w1 w2", chat=True, generate=2, device="cpu")
     assert _texts(data.layers[0])[:5] == ["<|user|>", "w1", "w2", "<|end|>", "<|assistant|>"]
     assert data.layers[0].first_generated == (5, 5)
+    turns = ((0, 4, "user"), (4, 7, "assistant"))
+    assert data.layers[0].spans == (turns, turns)
 
 
 def test_encoder_decoder_generates_at_most_n_tokens(t5: Path) -> None:
@@ -256,10 +259,29 @@ def test_encoder_decoder_generates_at_most_n_tokens(t5: Path) -> None:
     assert marks == {
         "self": ((3, 3), (None, None)),
         "causal self": ((4, 4), (1, 1)),
-        "cross": ((4, 3), (1, None)),
+        "cross": ((4, 3), (0, None)),  # the start token produced the first token
     }
+    own, cross = (next(layer for layer in data.layers if layer.kind == kind) for kind in ("causal self", "cross"))
+    assert cross.row_outputs is not None
+    assert list(cross.row_outputs)[:-1] == list(own.row_labels or ())[1:]  # a row produced what the next one reads
+    assert own.row_outputs == cross.row_outputs
+    assert data.title == f"w1 w2 w3  →  {' '.join(cross.row_outputs)}"
+    assert list_row_labels(cross)[1] == f"{own.row_labels[1]} → {cross.row_outputs[1]}"  # type: ignore[index]
     (data,) = capture_huggingface_model(t5, "w1 w2 w3", "w4 w5", device="cpu")
     assert {layer.first_generated for layer in data.layers} == {(None, None)}  # the target was given
+    cross = data.layers[-1]
+    assert (_texts(cross), cross.row_outputs) == (["[PAD]", "w4"], ["w4", "w5"])
+    (words,) = merge_into_words(data.with_layers([cross])).layers
+    assert words.row_labels == ["w4", "w5"]  # labelled by what they produced
+
+
+def test_rows_of_a_decoder_know_the_next_token(llama: Path, bert: Path) -> None:
+    (data,) = capture_huggingface_model(llama, "w1 w2 w3", device="cpu")
+    assert data.layers[0].row_outputs == ["w2", "w3", ""]
+    (data,) = capture_huggingface_model(llama, "w1 w2 w3", generate=2, device="cpu")
+    assert data.layers[0].row_outputs == [*_texts(data.layers[0])[1:], ""]
+    (data,) = capture_huggingface_model(bert, "a cat sat", device="cpu")
+    assert data.layers[0].row_outputs is None
 
 
 def test_ablation_keeps_the_generated_text(llama: Path) -> None:

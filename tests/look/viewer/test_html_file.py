@@ -15,6 +15,7 @@ from huge_map import HugeMap
 from jumok.errors import InputError
 from jumok.look.viewer import html_file
 from jumok.look.viewer.attended_image import AttendedImage
+from jumok.look.viewer.preparation import add_layer_means
 from jumok.look.viewer.synthesized_speech import SynthesizedSpeech
 from jumok.look.viewer.tiles import TileRequest
 from jumok.look.viewer.viewer_data import ViewerData, ViewerLayer, compute_cells
@@ -98,7 +99,7 @@ def test_huge_selection_is_rejected_before_computation() -> None:
         html_file.render_html(data, heads={"long": range(64)})
 
 
-def test_file_of_too_many_heads_has_an_overview_and_the_most_focused_heads(
+def test_file_of_too_many_heads_has_an_overview_and_the_most_telling_heads(
     open_saved: OpenPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(html_file, "MAX_CELLS", 900_000)
@@ -108,9 +109,9 @@ def test_file_of_too_many_heads_has_an_overview_and_the_most_focused_heads(
     weights[focused] = 0.01 * weights[0] + 200 * np.eye(length, k=-70, dtype=np.float32)
     weights /= weights.sum(-1, keepdims=True)
     data = ViewerData.from_weights({"a": weights[:3], "b": weights[3:]}, kind="causal self")
-    viewer = open_saved(data)
+    viewer = open_saved(data, opening=None)
     layers = viewer.evaluate("v.manifest.data[0].layers")
-    assert [layer["detailed_heads"] for layer in layers] == [[], [0]]
+    assert [layer["detailed_heads"] for layer in layers] == [[], [0], []]  # the last one is the mean over both
     assert viewer.evaluate("[v.state.layer, v.state.head]") == [1, 0]
     row = viewer.page.evaluate("document.querySelector('#viewer').jumok.row(600).then((row) => [...row.values])")
     assert np.argmax(row) == 530
@@ -125,6 +126,26 @@ def test_file_of_too_many_heads_has_an_overview_and_the_most_focused_heads(
     viewer.press("4")
     viewer.wait_until_idle()
     assert viewer.page.locator(".jm-head-map").count() == 6
+    thumbnail = {"rows": (0, length), "cols": (0, length), "size": 64}
+    request = TileRequest(2, None, **thumbnail)  # type: ignore[arg-type]
+    mean = viewer.page.evaluate(
+        "(request) => document.querySelector('#viewer').jumok.store.host(request)"
+        ".then((buffer) => [...new Float32Array(buffer, 16)])",
+        {"data": 0, "layer": 2, "head": None, "quantity": "pooled_map", "without_sinks": 0, **thumbnail},
+    )
+    assert np.allclose(mean, compute_cells(add_layer_means(data).layers[2], request).ravel(), rtol=5e-3, atol=1e-4)
+
+
+def test_file_of_too_many_heads_has_all_heads_of_the_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(html_file, "MAX_CELLS", 300_000)
+    monkeypatch.setattr(html_file, "MAX_DETAILED_CELLS", 250_000)
+    weights = np.tril(np.ones((2, 2, 300, 300), np.float32))
+    weights[1] += 200 * np.eye(300, k=-70, dtype=np.float32)  # both heads of layer b
+    weights /= weights.sum(-1, keepdims=True)
+    data = ViewerData.from_weights({"a": weights[0], "b": weights[1]}, kind="causal self")
+    item = read_json(html_file.render_html(data), "manifest")["data"][0]
+    assert (item["opening"]["layer"], item["opening"]["head"]) == (1, None)
+    assert [layer["detailed_heads"] for layer in item["layers"]] == [[], [0, 1], []]
 
 
 def test_long_map_is_a_pyramid_of_pooled_tiles() -> None:

@@ -245,7 +245,11 @@ def test_heads_and_layers_are_selected(open_served: OpenPage) -> None:
     )
     viewer = wait_for_weights(open_served(replace(data, layers=(causal, encoder, *data.layers))))
     assert viewer.evaluate("[v.state.view, v.state.layer, v.state.head]") == ["image", 3, None]
-    assert viewer.get_texts('[aria-label="Layer"] option') == ["encoder", *(layer.name for layer in data.layers)]
+    assert viewer.get_texts('[aria-label="Layer"] option') == [
+        "encoder",
+        *(layer.name for layer in data.layers),
+        "mean of decoder.*.source_attention",
+    ]
     most = "Math.max(...v.views.image.weights(1))"
     mean = viewer.evaluate(most)
     viewer.page.click('[data-head="0"]')

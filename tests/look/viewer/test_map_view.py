@@ -367,7 +367,10 @@ def test_two_runs_are_compared(open_served: OpenPage) -> None:
 
 def test_keys_select_layers_and_heads_and_move_between_cells(open_served: OpenPage) -> None:
     viewer = open_served(build_layered_data())
-    viewer.press("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight")
+    viewer.press("ArrowDown", "ArrowDown", "ArrowDown", "ArrowDown")  # the mean over all layers, after the last
+    assert viewer.evaluate("[v.state.layer, v.state.head]") == [3, None]
+    assert "mean of all 3 layers: 7 queries" in viewer.page.inner_text("[aria-live]")
+    viewer.press("ArrowUp", "h", "ArrowLeft", "ArrowLeft", "ArrowLeft")
     viewer.wait_until_idle()
     assert viewer.evaluate("[v.state.layer, v.state.head]") == [2, 1]
     assert viewer.page.input_value('[aria-label="Layer"]') == "2"

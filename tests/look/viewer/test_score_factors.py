@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -152,3 +153,36 @@ def test_weight_on_no_key_is_kept(open_saved: Any, monkeypatch: pytest.MonkeyPat
     viewer = open_saved(build_data(attention), heads={"layer": HEADS})
     row_sums = np.reshape(viewer.page.evaluate(READ_WEIGHTS, 2), (Q, K)).sum(1)
     assert np.allclose(row_sums, np.exp(-np.linspace(0.1, 2, Q)), rtol=2e-3)
+
+
+@pytest.mark.parametrize("max_averaged", [1 << 25, 0])
+def test_browser_computes_means_over_layers_without_sinks(
+    open_saved: Any, monkeypatch: pytest.MonkeyPatch, max_averaged: int
+) -> None:
+    monkeypatch.setattr(html_file, "TARGET_BYTES", 60_000)
+    monkeypatch.setattr(html_file, "MAX_AVERAGED_WEIGHTS", max_averaged)
+    attentions = [build_attention(seed) for seed in (1, 2)]
+    labels = [f"k{n}" for n in range(K)]
+    labels[5] = "[SEP]"
+    layers = [
+        replace(build_data(found).layers[0], name=f"layer.{n}", col_labels=labels) for n, found in enumerate(attentions)
+    ]
+    viewer = open_saved(ViewerData(tuple(layers)))
+    *singles, mean = viewer.evaluate("v.manifest.data[0].layers")
+    assert all(layer["scores"] for layer in singles)
+    assert (mean["name"], mean["averaged"] is None) == ("mean of all 2 layers", max_averaged == 0)
+    exact = np.stack([a.compute_weights(1, slice(0, 4), slice(0, Q), slice(0, K)).numpy() for a in attentions])
+    expected = {0: exact[0].mean(0), 2: exact.mean((0, 1))}
+    for number, weights in expected.items():
+        for without_sinks in (0, 1):
+            if without_sinks:
+                weights = weights.copy()
+                weights[:, 5] = 0
+                weights /= weights.sum(1, keepdims=True)
+            decoded = viewer.page.evaluate(
+                READ_WEIGHTS.replace("layer: 0, head", f"layer: {number}, without_sinks: {without_sinks}, head"), None
+            )
+            assert np.allclose(np.reshape(decoded, (Q, K)), weights, rtol=0.15, atol=3e-4)
+    viewer.page.select_option('[aria-label="Layer"]', label="mean of all 2 layers")
+    viewer.wait_until_idle()
+    assert "Attention of mean of all 2 layers: 131 queries" in viewer.evaluate("v.content().label")

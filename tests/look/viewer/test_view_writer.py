@@ -2,7 +2,9 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -10,8 +12,10 @@ from typer.testing import CliRunner
 from jumok import InputError
 from jumok.cli.app import app
 from jumok.data.readers.parallel_corpus import TranslationExample
+from jumok.look.figures.plots import draw_heat_map
 from jumok.look.huggingface.capture import capture_huggingface_model
 from jumok.look.viewer import view_writer
+from jumok.look.viewer.preparation import prepare_for_display
 from jumok.run import Run
 from jumok.tasks import load_predictor
 
@@ -38,6 +42,7 @@ def test_run_has_all_attention_layers(run: Run) -> None:
     assert cross.row_labels[-1] == "</s>"  # what it message
     assert own.row_labels[0] == "<s>"  # the input of the decoder
     assert list(cross.row_labels)[:-1] == list(own.row_labels)[1:]
+    assert own.row_outputs == cross.row_labels  # each row predicts the next token
     assert "→  이것은 예문이다" in data.title
 
 
@@ -69,6 +74,61 @@ def test_command_writes_files(name: str, bert: Path, run: Run, tmp_path: Path) -
         assert result.exit_code == 0, result.output
         assert str(path) in result.output
         assert path.stat().st_size > 5000
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The arguments of the last map that was drawn."""
+    arguments: dict[str, Any] = {}
+
+    def draw(weights: Any, rows: Any, columns: Any, path: Path, **options: Any) -> Path:
+        arguments.clear()
+        arguments.update(weights=weights, rows=rows, columns=columns, **options)
+        return draw_heat_map(weights, rows, columns, path, **options)
+
+    monkeypatch.setattr(view_writer, "draw_heat_map", draw)
+    return arguments
+
+
+def test_figure_shows_what_the_viewer_opens_with(run: Run, tmp_path: Path, drawn: dict[str, Any]) -> None:
+    (data,) = load_predictor(run, "cpu").build_viewer_data("this is an example sentence", target="이것은 예문이다")
+    prepared = prepare_for_display(data)
+    assert prepared.opening is not None
+    opened = prepared.layers[prepared.opening.layer]
+    assert opened.kind == "cross"
+    view_writer.save_view(data, tmp_path / "map.png")
+    assert drawn["title"] == data.title
+    assert drawn["subtitle"][0] == f"{opened.name}, mean of {len(opened.heads)} heads"
+    assert drawn["subtitle"][-1] == prepared.opening.reason
+    expected = np.mean([opened.compute_weights(head) for head in opened.heads], 0)
+    np.testing.assert_allclose(drawn["weights"], expected, rtol=1e-6)
+
+
+def test_figure_of_the_mean_over_layers(bert: Path, tmp_path: Path, drawn: dict[str, Any]) -> None:
+    (data,) = capture_huggingface_model(bert, "a cat sat", device="cpu")
+    view_writer.save_view(data, tmp_path / "map.png", layer="mean")
+    expected = np.mean([layer.compute_weights(head) for layer in data.layers for head in layer.heads], 0)
+    np.testing.assert_allclose(drawn["weights"], expected, rtol=1e-5)
+    assert drawn["subtitle"][0] == "mean of all 2 layers, all heads"
+    path = view_writer.save_view(data, tmp_path / "map.html", layer="mean")
+    assert path.read_text().count('"mean_of":2') == 1
+    assert '"mean_of":0' not in path.read_text()
+    with pytest.raises(InputError, match="mean over all heads, and head 1"):
+        view_writer.save_view(data, tmp_path / "map.png", layer="mean", head=1)
+    with pytest.raises(InputError, match="no two layers"):
+        view_writer.save_view(data.with_layers(data.layers[:1]), tmp_path / "map.png", layer="mean")
+
+
+def test_command_leaves_sinks_out(bert: Path, llama: Path, tmp_path: Path, drawn: dict[str, Any]) -> None:
+    arguments = ["--out", str(tmp_path / "map.png"), "--device", "cpu", "--without-sinks"]
+    result = CliRunner().invoke(app, ["look", str(llama), "w1 w2 w3 w4", *arguments])
+    assert result.exit_code == 0, result.output
+    assert drawn["hidden_columns"] == (0,)
+    assert "without sinks" in drawn["subtitle"][-1]
+    np.testing.assert_allclose(drawn["weights"].sum(1), [0, 1, 1, 1], rtol=1e-5)
+    assert (drawn["weights"][:, 0] == 0).all()
+    result = CliRunner().invoke(app, ["look", str(bert), "a cat sat", *arguments])
+    assert "no layer has special tokens" in str(result.exception)
 
 
 INVALID_OPTIONS: dict[str, tuple[dict[str, object], list[str]]] = {

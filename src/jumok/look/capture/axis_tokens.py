@@ -17,7 +17,6 @@ from jumok.errors import InputError
 NON_TOKEN_PATTERN = re.compile(r"pos(ition)?|type|segment|time|label|class|rel(ative)?_", re.IGNORECASE)
 SOURCE_PATTERN = re.compile(r"source|encoder|src", re.IGNORECASE)
 SPACE_MARK = "▁"
-SPECIAL_TOKEN_PATTERN = re.compile(r"<(?!0x)[^<>]+>|\[[A-Z]+\d*\]")  # <s>, [CLS], <|end|>; not <0xEC>, a byte
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,8 @@ They write an image file and change no setting of matplotlib.
 
 from __future__ import annotations
 
+import itertools
+import textwrap
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,12 +21,13 @@ from torch import Tensor
 from jumok.errors import InputError, MissingExtra
 from jumok.files import atomic_write
 from jumok.look.figures import fonts
+from jumok.look.viewer.token_marks import LabelledSpan, is_special_token
 from jumok.metrics.translation import LengthBin
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
     from matplotlib.figure import Figure
 
 # From nearly white to dark blue in equal steps of lightness, so that shades are proportional, also in grey.
@@ -33,7 +36,9 @@ SHADES = ("#f4fafe", "#bee1fa", "#8cc6f5", "#61a9ea", "#3f8bd9", "#2b6dc0", "#22
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 INK, GREY, GOLD = "#22262e", "#7a818c", "#e8590c"
 GENERATED_BOX = {"boxstyle": "round,pad=0.12", "facecolor": "#bfe8d5", "edgecolor": "none"}  # behind generated words
+SPAN_COLOURS = ("#0b61b8", GREY)  # of turns, alternating
 DOTS_PER_INCH = 160
+MAX_LINEAR_KEYS, MAX_ROOT_KEYS = 64, 192  # numbers of keys with these scales, as in static/appearance.js
 IMAGE_SUFFIXES = (".png", ".svg", ".pdf")
 DrawFunction = Callable[["Figure"], None]
 
@@ -65,22 +70,31 @@ def draw_heat_map(
     path: str | Path,
     *,
     title: str = "",
+    subtitle: Sequence[str] = (),
     gold_links: Iterable[tuple[int, int]] = (),
     first_generated: tuple[int | None, int | None] = (None, None),
+    spans: tuple[Sequence[LabelledSpan], Sequence[LabelledSpan]] = ((), ()),
+    hidden_columns: Sequence[int] = (),
 ) -> Path:
     """Draw one map ``(Q, K)``: queries (target words), ``rows``, down the left, keys (source words) along the top.
 
-    The darker a cell, the higher the weight. ``gold_links`` (source word, target word) are outlined. Words from
-    the row and the column of ``first_generated`` on are marked as generated. Returns the path.
+    The darker a cell, the higher the weight; the scale is that of the viewer (see :func:`choose_scale`).
+    ``gold_links`` (source word, target word) are outlined. Words from the row and the column of
+    ``first_generated`` on are marked as generated, special tokens are small, ``spans`` of the rows and of the
+    columns, such as the turns of a chat, are bars at the right and at the bottom. ``hidden_columns`` are those
+    whose weights were left out. Returns the path.
 
     >>> draw_heat_map(torch.eye(2), ["이것은", "예문이다"], ["this", "example"], "map.png")  # doctest: +SKIP
     """
     array = _to_array(weights, len(rows), len(columns))
     links = _check_links(gold_links, len(rows), len(columns))
+    is_special = [[is_special_token(word) for word in words] for words in (rows, columns)]
     rows, columns = shorten_words(rows), shorten_words(columns)
     max_length = max(array.shape)
     cell = min(0.46, max(0.19, 10 / max_length), 40 / max_length)  # inches: readable, but limited in total
     font_size = min(13.0, 72 * 0.62 * cell)  # points
+    width = max(52, int(9 * cell * len(columns)))  # characters
+    headings = textwrap.wrap(title, width), textwrap.wrap(" · ".join(subtitle), int(1.5 * width))
 
     def draw(figure: Figure) -> None:
         from matplotlib.patches import Rectangle
@@ -88,40 +102,106 @@ def draw_heat_map(
         width, height = cell * array.shape[1], cell * array.shape[0]
         figure.set_size_inches(width, height)  # labels are added when it is saved
         axes = figure.add_axes((0, 0, 1, 1))
-        # The scale ends at 1, so that maps compare, unless all weights are small.
-        max_weight = float(array.max())
-        scale_max = 1.0 if max_weight > 0.5 else max(max_weight, 1e-6)
-        mesh = axes.pcolormesh(
-            array, cmap=create_colormap(SHADES), vmin=0, vmax=scale_max, edgecolors="white", linewidth=cell * 2
-        )
+        norm, scale_name = choose_scale(array)
+        mesh = axes.pcolormesh(array, cmap=create_colormap(SHADES), norm=norm, edgecolors="white", linewidth=cell * 2)
         label_cells(figure, axes, rows, columns, cell, font_size, pad=3)
+        labels = axes.get_yticklabels(), axes.get_xticklabels()
         generated = [
             label
-            for axis, first in zip((axes.yaxis, axes.xaxis), first_generated, strict=True)
-            for label in axis.get_ticklabels()[len(rows) + len(columns) if first is None else first :]
+            for texts, first in zip(labels, first_generated, strict=True)
+            for label in ([] if first is None else texts[first:])
         ]
         for label in generated:
             label.set_bbox(GENERATED_BOX)
-        axes.set_ylabel("queries", size=8, color=GREY)
-        axes.set_xlabel("keys", size=8, color=GREY)
+        for texts, flags in zip(labels, is_special, strict=True):
+            for label in itertools.compress(texts, flags):
+                label.set(size=0.76 * font_size, style="italic", color=GREY)
+        for column in hidden_columns:
+            axes.axvspan(column, column + 1, facecolor="none", edgecolor="#c9ced6", hatch="////", linewidth=0)
+        axes.set_ylabel("← queries", size=8, color=GREY)
+        axes.set_xlabel("attend to keys →", size=8, color=GREY)
         for source, target in links:
             outline = Rectangle((source + 0.09, target + 0.09), 0.82, 0.82, fill=False, edgecolor=GOLD)
             outline.set_linewidth(max(0.9, 3.6 * cell))
             axes.add_patch(outline)
-        if title:
-            axes.set_title(title, size=font_size + 1.5, color=INK, loc="left", pad=12)
+        _draw_heading(figure, axes, [(headings[1], 9.0, GREY), (headings[0], font_size + 1.5, INK)])
         if links:
             annotate(axes, "□ gold link", (0, len(rows)), (2, -5), va="top", size=8, color=GOLD)
+        span_width = _draw_spans(figure, axes, spans, array.shape)
         if generated:
             style = {"ha": "right", "va": "top", "size": 8, "color": INK, "bbox": GENERATED_BOX}
-            annotate(axes, "generated", (len(columns), len(rows)), (0, -7), **style)
+            annotate(axes, "generated", (len(columns), len(rows)), (0, -7 - 72 * span_width), **style)
         bar_height = min(height, 2.0)
-        bar_axes = add_panel(figure, width + 0.22, 0, 0.09, bar_height)
+        bar_axes = add_panel(figure, width + 0.22 + span_width, 0, 0.09, bar_height)
         draw_colour_bar(bar_axes, mesh, 4 if bar_height > 1 else 1)
         if bar_height > 1:
-            bar_axes.set_ylabel("attention weight", size=8, color=GREY, labelpad=5)
+            name = "weight of the rest" if len(hidden_columns) else "attention weight"
+            bar_axes.set_ylabel(f"{name} ({scale_name})", size=8, color=GREY, labelpad=5)
 
-    return save_figure(draw, path, [*rows, *columns, title])
+    names = [span.name for axis in spans for span in axis]
+    return save_figure(draw, path, [*rows, *columns, title, *subtitle, *names])
+
+
+def choose_scale(array: NDArray[np.float64]) -> tuple[Normalize, str]:
+    """Return the scale of the colours of a map and its name, by the rule of the viewer.
+
+    It begins at 0 and ends at 1, so that maps compare, unless all weights are small. With many keys, square
+    roots make small weights visible, with very many logarithms.
+    """
+    from matplotlib.colors import LogNorm, Normalize, PowerNorm
+
+    num_keys, max_weight = array.shape[1], max(float(array.max()), 1e-6)
+    scale_max = 1.0 if max_weight > 0.5 else max_weight
+    end = "" if scale_max == 1 else ", of this map"
+    if num_keys <= MAX_LINEAR_KEYS:
+        return Normalize(0, scale_max), f"linear{end}"
+    if num_keys <= MAX_ROOT_KEYS:
+        return PowerNorm(0.5, 0, scale_max), f"square root{end}"
+    return LogNorm(min(0.2 / num_keys, max_weight / 100), max_weight, clip=True), "logarithmic, of this map"
+
+
+def _draw_heading(figure: Figure, axes: Axes, parts: Iterable[tuple[Sequence[str], float, str]]) -> None:
+    """Write lines above the words of a map, from below: of each part the lines, their size and colour."""
+    for lines, size, colour in parts:
+        figure.draw_without_rendering()
+        box = axes.get_tightbbox()  # of all that is there
+        if lines and box is not None:
+            top = float(axes.transAxes.inverted().transform((0, box.y1))[1])
+            style: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
+            axes.annotate("\n".join(lines), (0, top), (0, 7), annotation_clip=False, size=size, color=colour, **style)
+
+
+def _draw_spans(
+    figure: Figure, axes: Axes, spans: tuple[Sequence[LabelledSpan], Sequence[LabelledSpan]], shape: tuple[int, ...]
+) -> float:
+    """Draw the spans of the rows as bars at the right, those of the columns at the bottom. Returns their width."""
+    from matplotlib.transforms import offset_copy
+
+    right, bottom = shape[1], shape[0]
+    for n, span in enumerate(spans[0]):
+        colour = SPAN_COLOURS[n % len(SPAN_COLOURS)]
+        transform = offset_copy(axes.transData, figure, 5, 0, units="points")
+        axes.plot([right, right], [span.start + 0.1, span.stop - 0.1], transform=transform, **_style_bar(colour))
+        style = {"size": 8, "color": colour, "va": "center", "ha": "center", "rotation": -90}
+        annotate(axes, span.name, (right, (span.start + span.stop) / 2), (13, 0), **style)
+    for n, span in enumerate(spans[1]):
+        colour = SPAN_COLOURS[n % len(SPAN_COLOURS)]
+        transform = offset_copy(axes.transData, figure, 0, -5, units="points")
+        axes.plot([span.start + 0.1, span.stop - 0.1], [bottom, bottom], transform=transform, **_style_bar(colour))
+        style = {"size": 8, "color": colour, "va": "center", "ha": "center"}
+        annotate(axes, span.name, ((span.start + span.stop) / 2, bottom), (0, -13), **style)
+    return 0.26 if any(spans) else 0.0
+
+
+def _style_bar(colour: str) -> dict[str, Any]:
+    return {
+        "color": colour,
+        "linewidth": 3,
+        "clip_on": False,
+        "solid_capstyle": "butt",
+        "scalex": False,
+        "scaley": False,
+    }
 
 
 def draw_scores_by_length(

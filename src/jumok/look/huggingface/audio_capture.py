@@ -41,7 +41,7 @@ from jumok.look.huggingface.text_input import shorten_title
 from jumok.look.viewer.attended_audio import AttendedAudio, AudioFrames
 from jumok.look.viewer.comparison import Ablations, compare_with_ablation
 from jumok.look.viewer.derived_layers import PatchGrid, average_layers, average_patches, select_part
-from jumok.look.viewer.viewer_data import ViewerData, ViewerLayer
+from jumok.look.viewer.viewer_data import Opening, ViewerData, ViewerLayer
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,7 +303,8 @@ class _AudioViewBuilder:
         audio = AttendedAudio.from_waveform(
             self.recording.waveform, self.recording.sample_rate, self.key_frames, self.query_frames
         )
-        return replace(data, layers=tuple(layers), title=self.run.title, audio=audio)
+        opening = Opening(len(layers) - 1, None) if listening else None
+        return replace(data, layers=tuple(layers), title=self.run.title, audio=audio, opening=opening)
 
     def _find_decoder_prefix(self) -> str | None:
         """Return the beginning of the names of a decoder's layers; None if there is no decoder."""

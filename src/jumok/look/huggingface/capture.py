@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,23 @@ from typing import Any
 import torch
 
 from jumok.errors import InputError
+from jumok.look.capture.axis_tokens import decode_ids
 from jumok.look.capture.watch import watch
 from jumok.look.huggingface.audio_capture import AudioRequest, capture_recording
+from jumok.look.huggingface.chat_turns import find_chat_turns
 from jumok.look.huggingface.folder import find_model_folder
-from jumok.look.huggingface.loading import accepts_argument, convert_errors, load_model, silence_transformers
+from jumok.look.huggingface.loading import (
+    accepts_argument,
+    convert_errors,
+    is_language_model,
+    load_model,
+    silence_transformers,
+)
 from jumok.look.huggingface.memory import check_memory
 from jumok.look.huggingface.text_input import check_length, encode_text, get_text_model, shorten_title
 from jumok.look.viewer.comparison import Ablations, compare_with_ablation
-from jumok.look.viewer.viewer_data import ViewerData
+from jumok.look.viewer.token_marks import LabelledSpan
+from jumok.look.viewer.viewer_data import ViewerData, ViewerLayer
 
 
 def capture_huggingface_model(
@@ -70,16 +80,22 @@ def capture_huggingface_model(
     check_length(model, num_tokens, 0 if is_encoder_decoder else generate or 0)
     check_memory(model, num_tokens + (0 if is_encoder_decoder else generate or 0), layers)
     title, first_generated = shorten_title(text), None
+    outputs: list[str] | None = None
+    turns = find_chat_turns(tokenizer, text, encoded["input_ids"], add_reply=generate is not None) if chat else []
     with torch.inference_mode():
         if is_encoder_decoder:
             with convert_errors(folder, model):
-                decoder_ids = build_decoder_input(model, tokenizer, encoded, target, generate)
+                decoder_ids, output_ids = build_decoder_input(model, tokenizer, encoded, target, generate)
             encoded = {**encoded, "decoder_input_ids": decoder_ids}
-            title = f"{title}  →  {shorten_title(tokenizer.decode(decoder_ids[0], skip_special_tokens=True))}"
+            title = f"{title}  →  {shorten_title(tokenizer.decode(output_ids[0], skip_special_tokens=True))}"
             first_generated = None if target is not None else 1  # after the start token
+            outputs = decode_ids(tokenizer, output_ids[0].tolist())
         elif target is not None:
             raise InputError(f"{folder} holds a model of one text, and --target was given as a second one")
-        elif generate is not None:
+        elif generate is None:
+            if is_language_model(model.config):
+                outputs = decode_ids(tokenizer, encoded["input_ids"][0, 1:].tolist())
+        else:
             with convert_errors(folder, model):
                 output_ids = generate_tokens(generator, encoded, generate)
             encoded = {"input_ids": output_ids}
@@ -87,6 +103,7 @@ def capture_huggingface_model(
                 f"{title}  →  {shorten_title(tokenizer.decode(output_ids[0, num_tokens:], skip_special_tokens=True))}"
             )
             first_generated = num_tokens
+            outputs = decode_ids(tokenizer, output_ids[0, 1:].tolist())
 
         no_cache = {"use_cache": False} if accepts_argument(type(text_model), "use_cache") else {}
 
@@ -94,7 +111,7 @@ def capture_huggingface_model(
             with watch(model, tokenizer, layers) as captures, convert_errors(folder, model):
                 text_model(**encoded, **no_cache)
             data = ViewerData.from_captures(captures, title=title)
-            return data if first_generated is None else mark_generated(data, model, first_generated)
+            return mark_tokens(data, model, first_generated, outputs, turns)
 
         return compare_with_ablation(model, ablations, build_viewer_data)
 
@@ -119,12 +136,14 @@ def generate_tokens(model: Any, encoded: Any, num_tokens: int | None) -> torch.T
 
 def build_decoder_input(
     model: Any, tokenizer: Any, encoded: Any, target: str | None, generate: int | None
-) -> torch.Tensor:
-    """Return the decoder input ``(1, T)``: the start token and the output without its last token."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the decoder input ``(1, T)``, which is the start token and the output without its last token, and the
+    output ``(1, T)``.
+    """
     if target is None:
         check_length(model, 1, (generate or 1) - 1)
         output_ids = generate_tokens(model, encoded, generate)
-        return output_ids[:, :-1] if output_ids.shape[1] > 1 else output_ids
+        return output_ids[:, :-1] if output_ids.shape[1] > 1 else output_ids, output_ids[:, 1:]
     labels = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(model.device)
     if not labels.numel():
         raise InputError(f"the tokenizer returns no tokens for --target {target!r}; give a text, or leave it out")
@@ -132,18 +151,42 @@ def build_decoder_input(
     if start is None:
         raise InputError("config.json names no decoder_start_token_id, with which --target has to begin: add it")
     start_ids = torch.full_like(labels[:, :1], start)
-    return torch.cat([start_ids, labels[:, :-1]], dim=1)
+    return torch.cat([start_ids, labels[:, :-1]], dim=1), labels
 
 
-def mark_generated(data: ViewerData, model: Any, first: int) -> ViewerData:
-    """Mark the tokens from ``first`` on as generated, in the decoder if the model has an encoder too."""
+def mark_tokens(
+    data: ViewerData,
+    model: Any,
+    first: int | None,
+    outputs: Sequence[str] | None = None,
+    turns: Sequence[LabelledSpan] = (),
+) -> ViewerData:
+    """Mark the tokens from ``first`` on as generated, what each query of a decoder produced, and the turns of a chat.
+
+    If the model has an encoder too, the first and the second are marked in the decoder, the turns in the encoder.
+    """
     decoder = model.get_decoder() if model.config.is_encoder_decoder else model
     prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is decoder)
-    return data.with_layers(
-        [
-            replace(layer, first_generated=(first, None if layer.kind == "cross" else first))
-            if layer.name.startswith(prefix)
-            else layer
-            for layer in data.layers
-        ]
-    )
+
+    def mark(layer: ViewerLayer) -> ViewerLayer:
+        is_decoder, is_cross = layer.name.startswith(prefix), layer.kind == "cross"
+        turns_of_keys = _fit_turns(turns, layer.shape[1]) if is_cross or not (is_decoder and prefix) else ()
+        layer = replace(layer, spans=(() if is_cross else turns_of_keys, turns_of_keys))
+        if not is_decoder:
+            return layer
+        if first is not None:
+            # A row of cross-attention shows what it produced, if that is known.
+            first_row = first if outputs is None else first - 1
+            layer = replace(layer, first_generated=(first_row, None) if is_cross else (first, first))
+        if outputs is not None and layer.kind in ("cross", "causal self"):
+            # The last token of a text has no successor.
+            layer = replace(layer, row_outputs=[*outputs, ""][: layer.shape[0]])
+        return layer
+
+    return data.with_layers([mark(layer) for layer in data.layers])
+
+
+def _fit_turns(turns: Sequence[LabelledSpan], num_tokens: int) -> tuple[LabelledSpan, ...]:
+    """Return the turns of a prompt and its continuation: the last one ends with it."""
+    fitted = [*turns[:-1], turns[-1]._replace(stop=num_tokens)] if turns else []
+    return tuple(turn for turn in fitted if turn.start < turn.stop)

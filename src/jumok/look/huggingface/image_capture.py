@@ -14,7 +14,7 @@ import torch
 from jumok.errors import InputError
 from jumok.look.capture.captures import Captures
 from jumok.look.capture.watch import watch
-from jumok.look.huggingface.capture import build_decoder_input, generate_tokens, mark_generated
+from jumok.look.huggingface.capture import build_decoder_input, generate_tokens, mark_tokens
 from jumok.look.huggingface.folder import find_model_folder
 from jumok.look.huggingface.image_files import encode_for_viewer, load_images
 from jumok.look.huggingface.image_layers import ImageSession, LayerPlacer
@@ -146,7 +146,7 @@ def _build_inputs(
     if is_encoder_decoder:
         tokenizer = tokenizer or load_from_folder(folder, "AutoTokenizer")
         with convert_errors(folder, generator, input_name=GIVEN):
-            decoder_ids = build_decoder_input(generator, tokenizer, inputs, target, generate)
+            decoder_ids, _ = build_decoder_input(generator, tokenizer, inputs, target, generate)
         output = tokenizer.decode(decoder_ids[0], skip_special_tokens=True)
         inputs["decoder_input_ids"] = decoder_ids
         first_generated = None if target is not None else 1  # after the start token
@@ -220,7 +220,7 @@ def _build_viewer_data(
     if session.first_generated is None:
         return data
     if session.model.config.is_encoder_decoder:
-        return mark_generated(data, session.model, session.first_generated)
+        return mark_tokens(data, session.model, session.first_generated)
     first = session.first_generated
     return data.with_layers(
         [

@@ -100,19 +100,30 @@ def select_model_class(folder: Path, config: Any) -> Any:
 
 def _select_causal_class(folder: Path, config: Any) -> Any:
     """Return the class of a decoder with its output layer."""
-    import transformers
-
-    # Encoders such as BERT have a causal variant, too, which only a few checkpoints are.
-    is_encoder = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
-    mappings = (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
-    mapping = next((mapping for mapping in mappings if type(config) in mapping), None)
-    if mapping is None or is_encoder:
+    mapping = _find_causal_mapping(config)
+    if mapping is None:
         raise InputError(
             f"{folder} holds a model ({config.model_type}) without a decoder, which cannot continue a text: leave "
             "--generate out, or give a causal language model or an encoder-decoder"
         )
     model_class = mapping[type(config)]
     return model_class[0] if isinstance(model_class, tuple) else model_class
+
+
+def is_language_model(config: Any) -> bool:
+    """Return whether a model is a decoder that predicts the next token of a text."""
+    return _find_causal_mapping(config) is not None
+
+
+def _find_causal_mapping(config: Any) -> Any:
+    """Return the mapping of transformers from configurations to decoders with an output layer; None for encoders."""
+    import transformers
+
+    # Encoders such as BERT have a causal variant, too, which only a few checkpoints are.
+    if type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
+        return None
+    mappings = (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
+    return next((mapping for mapping in mappings if type(config) in mapping), None)
 
 
 def _check_reads_text(folder: Path, model_class: Any, config: Any) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -149,6 +149,18 @@ class AttendedAudio(Medium):
             f"a recording was given with these frames: {expected}; and the layers have these keys: {sizes}. Expected "
             "a layer of the same name with as many keys as frames"
         )
+
+    def get_positions(self, layer: ViewerLayer) -> Hashable:
+        """Return the frames of a layer."""
+        return self.key_frames.get(layer.name), self.query_frames.get(layer.name)
+
+    def add_layers(self, models: Mapping[str, str]) -> AttendedAudio:
+        """Return the recording with further layers, each with the frames of another layer."""
+
+        def extend(frames: Mapping[str, AudioFrames]) -> dict[str, AudioFrames]:
+            return {**frames, **{name: frames[model] for name, model in models.items() if model in frames}}
+
+        return replace(self, key_frames=extend(self.key_frames), query_frames=extend(self.query_frames))
 
     def compute_file_size(self) -> int:
         """Return how many bytes the sound and the spectrogram take in a file."""

@@ -11,15 +11,14 @@ import json
 import struct
 import zlib
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jumok.errors import InputError
-from jumok.look.capture.axis_tokens import SPECIAL_TOKEN_PATTERN
 from jumok.look.viewer.image_placement import (
     WHOLE_IMAGE,
     ImageGrid,
@@ -29,6 +28,7 @@ from jumok.look.viewer.image_placement import (
     check_region,
 )
 from jumok.look.viewer.medium import Medium
+from jumok.look.viewer.token_marks import is_special_token
 
 if TYPE_CHECKING:
     from jumok.look.viewer.viewer_data import ViewerLayer
@@ -86,7 +86,7 @@ class ImageMedium(Medium):
             return rows
         first = layer.first_generated[0]
         texts = layer.row_texts
-        words = [row for row in rows if SPECIAL_TOKEN_PATTERN.fullmatch(texts[row]) is None]
+        words = [row for row in rows if not is_special_token(texts[row])]
         return [row for row in words if first is not None and row >= first] or words or rows
 
     def to_json(self) -> dict[str, Any]:
@@ -226,6 +226,17 @@ class AttendedImages(ImageMedium):
     def find_placement(self, layer: ViewerLayer) -> ImagePlacement | None:
         placement = self.placements.get(layer.name)
         return placement if placement is not None and placement.num_keys == layer.shape[1] else None
+
+    def get_positions(self, layer: ViewerLayer) -> Hashable:
+        """Return where the patches of a layer are."""
+        placement = self.placements.get(layer.name)
+        grids = () if placement is None else placement.grids
+        return tuple((grid.image, grid.region, grid.name, grid.keys.tobytes()) for grid in grids)
+
+    def add_layers(self, models: Mapping[str, str]) -> AttendedImages:
+        """Return the images with further layers, with the placements of others."""
+        added = {name: self.placements[model] for name, model in models.items() if model in self.placements}
+        return replace(self, placements={**self.placements, **added})
 
     def describe_mismatch(self, layers: Sequence[ViewerLayer]) -> str:
         """Return why the patches are keys of none of these layers."""

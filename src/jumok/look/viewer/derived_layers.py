@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from jumok.errors import InputError
 from jumok.look.viewer.tiles import FloatArray, WeightArray, to_float32_array
 from jumok.look.viewer.viewer_data import ArrayWeightSource, ViewerLayer, WeightSource
+from jumok.look.views.sampling import get_max_rows, limit_pairs
 
 
 def select_part(
@@ -38,18 +41,30 @@ def select_part(
         row_labels=row_labels,
         col_labels=col_labels,
         first_generated=(None, None),
+        row_outputs=None,
+        spans=((), ()),
     )
 
 
-def average_layers(heads: Sequence[tuple[ViewerLayer, Sequence[int]]], name: str) -> ViewerLayer:
-    """Return the mean of some heads of several layers of the same shape, as a layer with a single head."""
+def average_layers(
+    heads: Sequence[tuple[ViewerLayer, Sequence[int]]], name: str, *, equal_layers: bool = False
+) -> ViewerLayer:
+    """Return the mean of some heads of several layers of the same shape, as a layer with a single head.
+
+    All heads have the same share of it; with ``equal_layers``, all layers have, whatever the number of their heads.
+    """
     shapes = {layer.shape for layer, _ in heads}
     if len(shapes) != 1:
         raise InputError(
             f"layers of the shapes {sorted(shapes)} were given; expected layers of one shape, at least one"
         )
-    sources = [(layer.source, head) for layer, numbers in heads for head in numbers]
-    return replace(heads[-1][0], name=name, heads=(0,), source=_MeanSource(sources))
+    num_heads = sum(len(numbers) for _, numbers in heads)
+    averaged = [
+        AveragedHead(layer, number, 1 / (len(heads) * len(numbers)) if equal_layers else 1 / num_heads)
+        for layer, numbers in heads
+        for number in numbers
+    ]
+    return replace(heads[-1][0], name=name, heads=(0,), source=MeanWeightSource(averaged), mean_of=len(heads))
 
 
 @dataclass(frozen=True)
@@ -115,7 +130,7 @@ class _ReducedSource:
     def pooled_map(self, head: int, rows: slice, cols: slice, size: int) -> FloatArray:
         return self._get_map(head).pooled_map(0, rows, cols, size)
 
-    def weights(self, head: int, rows: slice, cols: slice) -> FloatArray:
+    def weights(self, head: int, rows: slice | NDArray[np.int64], cols: slice) -> FloatArray:
         return self._get_map(head).weights(0, rows, cols)
 
     def received_weight(self, head: int, rows: slice) -> FloatArray:
@@ -129,10 +144,18 @@ class _PartSource:
         self.source, self.first_row, self.first_col = source, first_row, first_col
 
     def pooled_map(self, head: int, rows: slice, cols: slice, size: int) -> WeightArray:
-        return self.source.pooled_map(head, *self._shift(rows, cols), size)
+        return self.source.pooled_map(head, _shift(rows, self.first_row), _shift(cols, self.first_col), size)
 
-    def weights(self, head: int, rows: slice, cols: slice) -> WeightArray:
-        return self.source.weights(head, *self._shift(rows, cols))
+    def weights(self, head: int, rows: slice | NDArray[np.int64], cols: slice) -> WeightArray:
+        rows = _shift(rows, self.first_row) if isinstance(rows, slice) else rows + self.first_row
+        return self.source.weights(head, rows, _shift(cols, self.first_col))
+
+    @property
+    def max_rows(self) -> int | None:
+        return get_max_rows(self.source)
+
+    def limit_pairs(self, num_heads: int) -> WeightSource:
+        return _PartSource(limit_pairs(self.source, num_heads), self.first_row, self.first_col)
 
     def received_weight(self, head: int, rows: slice) -> WeightArray:
         if self.first_row == 0:
@@ -141,28 +164,44 @@ class _PartSource:
         total = self.source.received_weight(head, slice(0, self.first_row + rows.stop))
         return (total - before)[self.first_col :]
 
-    def _shift(self, rows: slice, cols: slice) -> tuple[slice, slice]:
-        return (
-            slice(rows.start + self.first_row, rows.stop + self.first_row),
-            slice(cols.start + self.first_col, cols.stop + self.first_col),
-        )
+
+def _shift(span: slice, by: int) -> slice:
+    return slice(span.start + by, span.stop + by)
 
 
-class _MeanSource:
-    """The mean of several heads, each of its own source; it has the single head 0."""
+class AveragedHead(NamedTuple):
+    """A head of a layer, and its share of a mean."""
 
-    def __init__(self, sources: Sequence[tuple[WeightSource, int]]) -> None:
-        self.sources = sources
+    layer: ViewerLayer
+    head: int
+    share: float
+
+
+class MeanWeightSource:
+    """The mean of several heads, each of its own layer; it has the single head 0. Computed on request, head by head."""
+
+    def __init__(self, heads: Sequence[AveragedHead]) -> None:
+        self.heads = tuple(heads)
+        self._sources = [limit_pairs(layer.source, len(heads)) for layer, _, _ in heads]
+
+    @property
+    def max_rows(self) -> int | None:
+        """The number of queries that a request is computed from, at least; None: all of them."""
+        return min((rows for source in self._sources if (rows := get_max_rows(source)) is not None), default=None)
 
     def pooled_map(self, head: int, rows: slice, cols: slice, size: int) -> FloatArray:
-        return self._average([source.pooled_map(number, rows, cols, size) for source, number in self.sources])
+        return self._average("pooled_map", rows, cols, size)
 
-    def weights(self, head: int, rows: slice, cols: slice) -> FloatArray:
-        return self._average([source.weights(number, rows, cols) for source, number in self.sources])
+    def weights(self, head: int, rows: slice | NDArray[np.int64], cols: slice) -> FloatArray:
+        return self._average("weights", rows, cols)
 
     def received_weight(self, head: int, rows: slice) -> FloatArray:
-        return self._average([source.received_weight(number, rows) for source, number in self.sources])
+        return self._average("received_weight", rows)
 
-    @staticmethod
-    def _average(parts: Sequence[WeightArray]) -> FloatArray:
-        return np.asarray(np.mean([to_float32_array(part) for part in parts], axis=0), np.float32)
+    def _average(self, method: str, *args: slice | int | NDArray[np.int64]) -> FloatArray:
+        total: FloatArray | None = None
+        for (_, head, share), source in zip(self.heads, self._sources, strict=True):
+            part = to_float32_array(getattr(source, method)(head, *args)) * np.float32(share)
+            total = part if total is None else np.add(total, part, out=total)
+        assert total is not None
+        return total

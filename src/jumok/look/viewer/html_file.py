@@ -2,7 +2,7 @@
 
 The browser shows every weight of the selected heads, if a map has at most ``detail`` × ``detail`` weights. It
 pools them, as :class:`.viewer_data.ArrayWeightSource` does. For a longer input the file contains a pyramid of
-pooled tiles with up to ``detail`` cells a side. The browser averages the heads of a layer.
+pooled tiles with up to ``detail`` cells a side. The browser averages the heads of a layer, and of several layers.
 
 If all weights fit into TARGET_BYTES, they are in the file, rounded to three digits. Otherwise the file contains
 rounded queries and keys of each layer whose weights are the softmax of their product (see
@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +31,9 @@ from jumok.errors import InputError
 from jumok.files import atomic_write
 from jumok.look.viewer import assets
 from jumok.look.viewer.ascii_coding import BLOCK_BYTES, BLOCK_CHARACTERS, encode_text
+from jumok.look.viewer.derived_layers import MeanWeightSource
+from jumok.look.viewer.opening import choose_opening, score_heads
+from jumok.look.viewer.preparation import add_layer_means, add_opening
 from jumok.look.viewer.saved_blocks import Block, StoredBytes, StoredMap, StoredSide, choose_step, get_score_error
 from jumok.look.viewer.score_factors import (
     BalancedSide,
@@ -63,11 +66,14 @@ MAX_DETAILED_CELLS = 16 << 20  # of a file that does not show all heads in detai
 MAX_CELLS = 40 << 20  # of one file: weights and pooled cells; a number of a query or key counts as two
 TARGET_BYTES = 79 << 17  # 9.9 MiB of compressed weights; their text is 1.17 times as long
 THUMBNAIL_STEP = 0.1  # of a small map, if the browser can compute its weights
+MAX_AVERAGED_WEIGHTS = 1 << 25  # of a mean over layers that the browser computes from whole maps, in a few seconds
 SAMPLE_ROWS, SAMPLE_HEADS = 16, 5  # rows of every fifth head, to measure the error of its weights
 
 HeadSelection = Mapping[str, Collection[int]]
 _LayerKey: TypeAlias = tuple[int, int]  # an item of data, and a layer of it
 _HeadKey: TypeAlias = tuple[int, int, int]
+_HeadsByLayer: TypeAlias = dict[_LayerKey, tuple[int, ...]]
+AveragedEntry: TypeAlias = tuple[int, int, float]  # a layer, a head of it, and its share of a mean
 
 
 def save_html(
@@ -80,7 +86,7 @@ def save_html(
     """Write one item of viewer data, or two to compare, to an HTML file. Returns its path.
 
     ``heads`` maps names of layers to the heads to include; None: all heads of all layers. If these are too many, the
-    file has an overview of all heads, and those with the most focused maps in detail.
+    file has an overview of all heads, and the most telling ones in detail (see :mod:`.opening`).
 
     >>> save_html(data, "map.html", heads={"encoder.layer.3": [0, 5]})  # doctest: +SKIP
     """
@@ -97,22 +103,32 @@ def render_html(
     if detail < TILE_SIZE:
         raise InputError(f"detail={detail} is invalid; expected at least {TILE_SIZE} cells a side")
     # A file cannot synthesise speech.
-    selected = [replace(_select_heads(item, heads), resynthesize=None) for item in as_viewer_data_tuple(viewer_data)]
-    manifest = build_manifest(selected)
-    detailed = {(n, k): layer.heads for n, item in enumerate(selected) for k, layer in enumerate(item.layers)}
-    thumbnails: dict[_HeadKey, FloatArray] = {}
-    if _count_stored(selected, detail, detailed) > MAX_CELLS:
+    selected = [
+        replace(_select_heads(add_layer_means(item), heads), resynthesize=None)
+        for item in as_viewer_data_tuple(viewer_data)
+    ]
+    averaged = _find_averaged_heads(selected, detail)
+    detailed: _HeadsByLayer = {
+        (n, k): () if (n, k) in averaged else layer.heads
+        for n, item in enumerate(selected)
+        for k, layer in enumerate(item.layers)
+    }
+    is_partial = _count_stored(selected, detail, detailed, averaged) > MAX_CELLS
+    if is_partial:
         if heads is not None:
             raise _build_size_error(selected, detail)
-        thumbnails = _compute_thumbnails(selected)
-        detailed = _choose_detailed_heads(selected, detail, thumbnails)
+        averaged = _find_averaged_heads(selected, detail, is_partial=True)
+        selected, detailed = _choose_detailed_heads(selected, detail, averaged)
+    selected = [add_opening(item) for item in selected]
+    manifest = build_manifest(selected)
     factors = _factor_scores(selected, detail, detailed)
     for n, (item, entry) in enumerate(zip(selected, manifest["data"], strict=True)):
         for k, (layer, layer_entry) in enumerate(zip(item.layers, entry["layers"], strict=True)):
             layer_entry["finest_zoom"] = _find_finest_zoom(layer, detail)
-            layer_entry["detailed_heads"] = list(detailed[n, k]) if thumbnails else None
+            layer_entry["detailed_heads"] = list(detailed[n, k]) if is_partial else None
+            layer_entry["averaged"] = averaged.get((n, k))
             layer_entry["scores"] = _describe_factors(factors[n, k]) if (n, k) in factors else None
-    writer = _BlockBuilder(factors, detail, detailed, thumbnails)
+    writer = _BlockBuilder(factors, detail, detailed, averaged)
     blocks = [block for number, item in enumerate(selected) for block in writer.iterate_blocks(item, number)]
     with ThreadPoolExecutor(os.cpu_count()) as executor:
         audio_bytes = sum(item.audio.compute_file_size() for item in selected if item.audio is not None)
@@ -135,9 +151,9 @@ class _BlockBuilder:
         factors: Mapping[_LayerKey, ScoreFactors],
         detail: int,
         detailed: Mapping[_LayerKey, Collection[int]],
-        thumbnails: Mapping[_HeadKey, FloatArray],
+        averaged: Collection[_LayerKey],
     ) -> None:
-        self.factors, self.detail, self.detailed, self.thumbnails = factors, detail, detailed, thumbnails
+        self.factors, self.detail, self.detailed, self.averaged = factors, detail, detailed, averaged
         self._sampled_rows: dict[_HeadKey, FloatArray] = {}  # by item, layer and head
         self._mask_keys = {_get_mask_key(found): found.visible for found in factors.values()}
 
@@ -147,6 +163,8 @@ class _BlockBuilder:
                 if key is not None and visible is not None:
                     yield StoredBytes(key, compress_mask(visible))
         for layer_index, layer in enumerate(item.layers):
+            if (data_index, layer_index) in self.averaged:
+                continue
             factors = self.factors.get((data_index, layer_index))
             if factors is not None:
                 for group, side in factors.keys.items():
@@ -156,7 +174,7 @@ class _BlockBuilder:
                     layer_index, head, (0, layer.shape[0]), (0, layer.shape[1]), THUMBNAIL_SIZE, data_index=data_index
                 )
                 if head not in self.detailed[data_index, layer_index]:
-                    yield _store_thumbnail(whole, self.thumbnails[data_index, layer_index, head])
+                    yield _store_thumbnail(whole, compute_cells(layer, whole))
                 elif factors is not None:
                     yield from self._iterate_factored(layer, whole, factors.queries[head])
                 elif _find_finest_zoom(layer, self.detail) == 0:
@@ -306,67 +324,103 @@ def _select_heads(viewer_data: ViewerData, heads: HeadSelection | None) -> Viewe
         for layer in viewer_data.layers
         if layer.name in heads
     )
-    return viewer_data.with_layers(layers)
+    is_complete = all(layer.heads == layers_by_name[layer.name].heads for layer in layers)
+    return add_layer_means(viewer_data.with_layers(layers)) if is_complete else viewer_data.with_layers(layers)
 
 
-def _compute_thumbnails(viewer_data: Sequence[ViewerData]) -> dict[_HeadKey, FloatArray]:
-    return {
-        (n, k, head): compute_cells(
-            layer, TileRequest(k, head, (0, layer.shape[0]), (0, layer.shape[1]), THUMBNAIL_SIZE, data_index=n)
-        )
-        for n, item in enumerate(viewer_data)
-        for k, layer in enumerate(item.layers)
-        for head in layer.heads
-    }
+def _find_averaged_heads(
+    viewer_data: Sequence[ViewerData], detail: int, *, is_partial: bool = False
+) -> dict[_LayerKey, list[AveragedEntry]]:
+    """Return the heads from which the browser computes means over layers, by item and layer.
+
+    A mean of heads that are not in the file is stored instead, and one of so many weights that it would take long;
+    in a file with an overview of most heads, it takes the browser no time.
+    """
+    found: dict[_LayerKey, list[AveragedEntry]] = {}
+    for n, item in enumerate(viewer_data):
+        indices = {layer.name: k for k, layer in enumerate(item.layers) if not layer.mean_of}
+        for k, layer in enumerate(item.layers):
+            if not isinstance(layer.source, MeanWeightSource):
+                continue
+            parts = [(indices.get(part.name), head, share) for part, head, share in layer.source.heads]
+            entries = [(index, head, share) for index, head, share in parts if index is not None]
+            is_there = len(entries) == len(parts) and all(
+                head in item.layers[index].heads and item.layers[index].shape == layer.shape
+                for index, head, _ in entries
+            )
+            num_weights = len(parts) * layer.shape[0] * layer.shape[1]
+            is_quick = is_partial or num_weights <= MAX_AVERAGED_WEIGHTS or _find_finest_zoom(layer, detail) > 0
+            if is_there and is_quick:
+                found[n, k] = entries
+    return found
 
 
 def _choose_detailed_heads(
-    viewer_data: Sequence[ViewerData], detail: int, thumbnails: Mapping[_HeadKey, FloatArray]
-) -> dict[_LayerKey, tuple[int, ...]]:
-    """Choose the heads that a file shows in detail: those with the most focused maps, until it is full.
+    viewer_data: Sequence[ViewerData], detail: int, averaged: Mapping[_LayerKey, Sequence[AveragedEntry]]
+) -> tuple[list[ViewerData], _HeadsByLayer]:
+    """Choose the heads that a file shows in detail: those of the opening and the most telling ones, until it is full.
 
-    Two items that are compared have the same heads in detail.
+    Two items that are compared have the same heads in detail. If the heads of the opening do not fit, the file opens
+    with a single one.
     """
-    chosen: dict[_LayerKey, tuple[int, ...]] = {
-        (n, k): () for n, item in enumerate(viewer_data) for k in range(len(item.layers))
-    }
-    ranked = sorted(thumbnails, key=lambda key: _measure_focus(thumbnails[key]), reverse=True)
-    for _, k, head in ranked:
+
+    def extend(chosen: _HeadsByLayer, layer: int, heads: Iterable[int]) -> _HeadsByLayer:
         extended = dict(chosen)
         for n, item in enumerate(viewer_data):
-            if k < len(item.layers) and head in item.layers[k].heads:
-                extended[n, k] = tuple(sorted({*chosen[n, k], head}))
-        if _count_stored(viewer_data, detail, extended) > MAX_DETAILED_CELLS:
+            if layer < len(item.layers) and (n, layer) not in averaged:
+                available = set(heads) & set(item.layers[layer].heads)
+                extended[n, layer] = tuple(sorted({*chosen[n, layer], *available}))
+        return extended
+
+    def fits(chosen: _HeadsByLayer) -> bool:
+        return _count_stored(viewer_data, detail, chosen, averaged) <= MAX_DETAILED_CELLS
+
+    chosen: _HeadsByLayer = {(n, k): () for n, item in enumerate(viewer_data) for k in range(len(item.layers))}
+    selected: list[ViewerData] = []
+    for item in map(add_opening, viewer_data):
+        opening = item.opening
+        if opening is not None:
+            layer = item.layers[opening.layer]
+            extended = extend(chosen, opening.layer, layer.heads if opening.head is None else [opening.head])
+            for part, head, _ in averaged.get((len(selected), opening.layer), ()):
+                extended = extend(extended, part, [head])
+            if not fits(extended):
+                opening = choose_opening(item, by_head=True)
+                extended = extend(chosen, opening.layer, [int(opening.head or 0)])
+            chosen = extended
+        selected.append(replace(item, opening=opening))
+    scores = {
+        (n, k, head): score
+        for n, item in enumerate(viewer_data)
+        for (k, head), score in score_heads(item.layers).items()
+        if (n, k) not in averaged
+    }
+    for _, k, head in sorted(scores, key=lambda key: scores[key], reverse=True):
+        extended = extend(chosen, k, [head])
+        if not fits(extended):
             break
         chosen = extended
-    return chosen
+    return selected, chosen
 
 
-def _measure_focus(thumbnail: FloatArray) -> float:
-    """Return how much less than uniform the entropy of the rows of a small map is, in nats.
-
-    The first column is left out: many heads attend to the first token, which says little.
-    """
-    cells = thumbnail[:, 1:] if thumbnail.shape[1] > 2 else thumbnail
-    sums = cells.sum(1, keepdims=True)
-    shares = cells / np.where(sums > 0, sums, 1)
-    entropies = -(shares * np.log(np.where(shares > 0, shares, 1))).sum(1)
-    num_visible = np.maximum((cells > 0).sum(1), 1)
-    return float(np.average(np.log(num_visible) - entropies, weights=sums[:, 0] + 1e-12))
-
-
-def _count_stored(viewer_data: Sequence[ViewerData], detail: int, detailed: Mapping[_LayerKey, Collection[int]]) -> int:
+def _count_stored(
+    viewer_data: Sequence[ViewerData],
+    detail: int,
+    detailed: Mapping[_LayerKey, Collection[int]],
+    averaged: Collection[_LayerKey],
+) -> int:
     """Return about how many numbers a file contains, if it shows these heads in detail and thumbnails of all."""
     return sum(
         len(layer.heads) * THUMBNAIL_SIZE**2
         + len(detailed[n, k]) * (_count_cells(layer, detail) + _count_word_cells(item, layer, detail))
         for n, item in enumerate(viewer_data)
         for k, layer in enumerate(item.layers)
+        if (n, k) not in averaged
     )
 
 
 def _build_size_error(viewer_data: Sequence[ViewerData], detail: int) -> InputError:
-    layers = [layer for item in viewer_data for layer in item.layers]
+    layers = [layer for item in viewer_data for layer in item.layers if not layer.mean_of]
     num_heads = sum(len(layer.heads) for layer in layers)
     num_cells = sum(len(layer.heads) * _count_cells(layer, detail) for layer in layers)
     largest = max(_count_cells(layer, detail) for layer in layers)
@@ -376,7 +430,7 @@ def _build_size_error(viewer_data: Sequence[ViewerData], detail: int) -> InputEr
         f"the file would contain {num_cells:,} weights of {num_heads} heads, more than {MAX_CELLS:,}. "
         f"{MAX_CELLS // largest} of these heads fit: select some heads, as in "
         f'heads={{"{layers[-1].name}": [0, 3]}} (jumok look: --layer and --head){alternative}; without a selection, '
-        "the file has an overview of all heads, and those with the most focused maps in detail"
+        "the file has an overview of all heads, and the most telling ones in detail"
     )
 
 

@@ -7,7 +7,7 @@ and write a view with this name as its ``medium`` (``static/view.js``).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,6 +24,17 @@ class Medium(ABC):
     def matches(self, layer: ViewerLayer) -> bool:
         """Return whether the queries or the keys of a layer are its positions."""
         return True
+
+    def get_positions(self, layer: ViewerLayer) -> Hashable:
+        """Return what is equal for layers with the same positions; None if those of all layers are the same."""
+        return None
+
+    def add_layers(self, models: Mapping[str, str]) -> Medium:
+        """Return the medium with further layers, by name, each with the positions of another layer.
+
+        A medium whose positions are the same in all layers stays as it is.
+        """
+        return self
 
     def describe_mismatch(self, layers: Sequence[ViewerLayer]) -> str:
         """Return why it matches none of these layers."""

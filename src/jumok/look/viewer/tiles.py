@@ -54,6 +54,7 @@ class TileRequest:
     ``pooled_map`` requests pooled cells, at most ``size`` along each axis (a cell is the mean over its
     queries of the weight on all of its keys); ``weights`` every weight of the rectangle; ``received_weight``
     the mean over all queries of the weight on each of the columns. ``head`` None is the mean over the heads.
+    ``without_sinks``: of the weights without attention sinks (see :mod:`.sink_filter`).
     """
 
     layer: int
@@ -63,6 +64,7 @@ class TileRequest:
     size: int = TILE_SIZE
     quantity: Quantity = "pooled_map"
     data_index: int = 0
+    without_sinks: bool = False
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> TileRequest:
@@ -85,6 +87,7 @@ class TileRequest:
             size=_parse_int(values, "size", TILE_SIZE),
             quantity=quantity,
             data_index=_parse_int(values, "data", 0),
+            without_sinks=bool(_parse_int(values, "without_sinks", 0)),
         )
 
     @property
@@ -92,7 +95,8 @@ class TileRequest:
         """The name of this response in a saved file; the viewer builds the same."""
         head = "mean" if self.head is None else self.head
         (r0, r1), (c0, c1) = self.rows, self.cols
-        return f"{self.quantity}/{self.data_index}/{self.layer}/{head}/{r0}-{r1}/{c0}-{c1}/{self.size}"
+        end = "/without_sinks" if self.without_sinks else ""
+        return f"{self.quantity}/{self.data_index}/{self.layer}/{head}/{r0}-{r1}/{c0}-{c1}/{self.size}{end}"
 
     def check(self, shape: tuple[int, int]) -> None:
         """Check that the rectangle lies within a map of this shape and that the response is not too large."""

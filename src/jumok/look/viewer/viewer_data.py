@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from jumok.errors import InputError
@@ -26,8 +28,10 @@ from jumok.look.viewer.attended_document import AttendedDocument
 from jumok.look.viewer.attended_image import AttendedImage as AttendedImage  # re-exported
 from jumok.look.viewer.attended_image import ImageLayerTable, ImageMedium
 from jumok.look.viewer.medium import Medium
+from jumok.look.viewer.sink_filter import SinkFreeWeights
 from jumok.look.viewer.synthesized_speech import StyleTokenWeights, SynthesizedSpeech
 from jumok.look.viewer.tiles import TILE_SIZE, FloatArray, TileRequest, WeightArray, pack, to_float32_array
+from jumok.look.viewer.token_marks import LabelledSpan, find_sinks
 from jumok.look.views import sampling
 from jumok.look.views.pooling import build_pooling_axes
 
@@ -46,8 +50,8 @@ class WeightSource(Protocol):
         """Return at most ``size`` cells a side: the mean over a cell's queries of the weight on its keys."""
         ...
 
-    def weights(self, head: int, rows: slice, cols: slice) -> WeightArray:
-        """Return all weights of a rectangle ``(rows, cols)``."""
+    def weights(self, head: int, rows: slice | NDArray[np.int64], cols: slice) -> WeightArray:
+        """Return all weights of a rectangle ``(rows, cols)``; of a source with ``max_rows`` also of any rows."""
         ...
 
     def received_weight(self, head: int, rows: slice) -> WeightArray:
@@ -67,6 +71,9 @@ class ViewerLayer:
     row_labels: Sequence[str] | None = None
     col_labels: Sequence[str] | None = None
     first_generated: tuple[int | None, int | None] = (None, None)  # query and key from which on tokens are generated
+    row_outputs: Sequence[str] | None = None  # of a decoder: the token that each query produced, or that came next
+    spans: tuple[tuple[LabelledSpan, ...], tuple[LabelledSpan, ...]] = ((), ())  # of the queries and of the keys
+    mean_of: int = 0  # number of layers whose mean it is; 0: it is one layer
 
     def __post_init__(self) -> None:
         num_queries, num_keys = self.shape
@@ -80,6 +87,14 @@ class ViewerLayer:
                 raise InputError(
                     f"{self.name}: {len(labels)} {axis} texts given for {length} tokens; expected one each"
                 )
+        if self.row_outputs is not None and len(self.row_outputs) != num_queries:
+            raise InputError(
+                f"{self.name}: {len(self.row_outputs)} row_outputs given for {num_queries} queries; expected one each"
+            )
+        for spans, length in zip(self.spans, self.shape, strict=True):
+            for span in spans:
+                if not 0 <= span.start < span.stop <= length:
+                    raise InputError(f"{self.name}: {span} lies outside of its {length} tokens")
 
     @classmethod
     def from_captured(
@@ -118,10 +133,34 @@ class ViewerLayer:
         """The labels of the keys, or their numbers."""
         return list(map(str, range(self.shape[1])) if self.col_labels is None else self.col_labels)
 
+    @property
+    def is_self(self) -> bool:
+        """Whether a query is the token of the key with its number."""
+        return self.kind in ("self", "causal self") and self.shape[0] == self.shape[1]
+
+    @cached_property
+    def sinks(self) -> tuple[int, ...]:
+        """The keys that usually are attention sinks: special tokens and, for causal attention, the first one."""
+        return find_sinks(self.col_labels, self.shape[1], is_causal=self.kind == "causal self")
+
+    @cached_property
+    def sink_free_weights(self) -> SinkFreeWeights:
+        """The weights without the sinks."""
+        return SinkFreeWeights(self)
+
     def compute_weights(self, head: int) -> FloatArray:
         """Return all weights of a head ``(Q, K)``."""
         num_queries, num_keys = self.shape
         return to_float32_array(self.source.weights(head, slice(0, num_queries), slice(0, num_keys)))
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What is shown first: a layer, by its index, and a head; None is the mean of its heads."""
+
+    layer: int
+    head: int | None
+    reason: str = ""  # why, in a few words
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +177,8 @@ class ViewerData:
     # Synthesises the speech again, with these style token weights. Called by viewers with a Python process.
     resynthesize: Callable[[list[float]], ViewerData] | None = None
     audio: AttendedAudio | None = None
+    opening: Opening | None = None  # see preparation.py
+    hides_sinks: bool = False  # whether it is first shown without attention sinks
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -159,13 +200,13 @@ class ViewerData:
         return {name: medium for name in MEDIA if (medium := getattr(self, name)) is not None}
 
     def with_layers(self, layers: Sequence[ViewerLayer]) -> ViewerData:
-        """Return the data with other layers; without the media that match none of them."""
+        """Return the data with other layers; without the media that match none of them, and without an opening."""
         dropped: dict[str, Any] = {
             name: None for name, medium in self.media.items() if not any(map(medium.matches, layers))
         }
         if "speech" in dropped:
             dropped |= {"style": None, "resynthesize": None}
-        return replace(self, layers=tuple(layers), **dropped)
+        return replace(self, layers=tuple(layers), opening=None, **dropped)
 
     @classmethod
     def from_captures(
@@ -244,7 +285,7 @@ class ArrayWeightSource:
         summed = np.add.reduceat(summed, col_axis.starts[:-1].numpy(), axis=1)
         return np.asarray(summed / row_axis.sizes.numpy()[:, None], np.float32)
 
-    def weights(self, head: int, rows: slice, cols: slice) -> FloatArray:
+    def weights(self, head: int, rows: slice | NDArray[np.int64], cols: slice) -> FloatArray:
         return self.array[head, rows, cols]
 
     def received_weight(self, head: int, rows: slice) -> FloatArray:
@@ -258,16 +299,21 @@ class CapturedWeightSource:
     that a request takes about a second at any length. Fewer queries, single weights, and all maps on a GPU are exact.
     """
 
-    def __init__(self, layer: CapturedLayer, batch: int) -> None:
+    def __init__(self, layer: CapturedLayer, batch: int, max_pairs: int | None = None) -> None:
         self.layer, self.batch = layer, batch
+        self.max_pairs = MAX_CPU_PAIRS if max_pairs is None else max_pairs  # that a request computes
+
+    def limit_pairs(self, num_heads: int) -> CapturedWeightSource:
+        """Return a source for requests that compute so many heads, each from fewer queries."""
+        return CapturedWeightSource(self.layer, self.batch, self.max_pairs // num_heads)
 
     @functools.cached_property
     def max_rows(self) -> int | None:
         """The number of queries that a request is computed from; None: all of them."""
         _, _, num_queries, num_keys = self.layer.shape
-        if num_queries * num_keys <= MAX_CPU_PAIRS or self.layer.attention.query.device.type != "cpu":
+        if num_queries * num_keys <= self.max_pairs or self.layer.attention.query.device.type != "cpu":
             return None
-        return max(TILE_SIZE, MAX_CPU_PAIRS // num_keys)
+        return max(TILE_SIZE, self.max_pairs // num_keys)
 
     @property
     def query_width(self) -> int | None:
@@ -282,8 +328,9 @@ class CapturedWeightSource:
             return sampling.compute_sampled_map(self.layer.attention, self.batch, head, rows, cols, size, rows_per_cell)
         return self.layer.pooled_map(batch=self.batch, head=head, rows=rows, cols=cols, size=size)
 
-    def weights(self, head: int, rows: slice, cols: slice) -> Tensor:
-        return self.layer.weights(batch=self.batch, head=head, rows=rows, cols=cols)
+    def weights(self, head: int, rows: slice | NDArray[np.int64], cols: slice) -> Tensor:
+        selected = rows if isinstance(rows, slice) else rows.tolist()
+        return self.layer.weights(batch=self.batch, head=head, rows=selected, cols=cols)
 
     def received_weight(self, head: int, rows: slice) -> Tensor:
         if self.max_rows is not None:
@@ -330,9 +377,16 @@ def build_manifest(viewer_data: Sequence[ViewerData]) -> dict[str, Any]:
                         "row_labels": store_texts(layer.row_labels),
                         "col_labels": store_texts(layer.col_labels),
                         "first_generated": list(layer.first_generated),
+                        "row_outputs": store_texts(layer.row_outputs),
+                        "spans": [list(map(list, spans)) for spans in layer.spans],
+                        "sinks": list(layer.sinks),
+                        "mean_of": layer.mean_of,
                         "media": [name for name, medium in item.media.items() if medium.matches(layer)],
                         "image_layer": image_layers.store(layer),
-                        "max_rows": getattr(layer.source, "max_rows", None),  # queries of a long map
+                        # Queries that a long map of a head, or of the mean of the heads, is computed from.
+                        "max_rows": sampling.get_max_rows(layer.source),
+                        "max_mean_rows": sampling.get_max_rows(sampling.limit_pairs(layer.source, len(layer.heads))),
+                        "averaged": None,  # of a mean in a saved file: the heads that the browser averages
                         "detailed_heads": None,  # all, unless a saved file has only an overview of the others
                         "finest_zoom": 0,  # more than 0 only in a saved file of a long map
                     }
@@ -341,6 +395,8 @@ def build_manifest(viewer_data: Sequence[ViewerData]) -> dict[str, Any]:
                 **dict.fromkeys(MEDIA),
                 **{name: medium.to_json() for name, medium in item.media.items()},
                 "image_layers": image_layers.entries,
+                "opening": item.opening and asdict(item.opening),
+                "hides_sinks": item.hides_sinks,
                 "style": item.style and item.style.to_json(can_resynthesize=item.resynthesize is not None),
             }
         )
@@ -369,21 +425,23 @@ def answer_request(viewer_data: Sequence[ViewerData], request: TileRequest) -> b
 
 def compute_cells(layer: ViewerLayer, request: TileRequest) -> FloatArray:
     """Return the cells of a checked request."""
+    if request.without_sinks and layer.sinks:
+        return _compute_head_cells(layer.sink_free_weights, request.head, layer.shape[0], request)
     heads = layer.heads if request.head is None else (request.head,)
-    cells = _compute_head_cells(layer, heads[0], request)
+    source = sampling.limit_pairs(layer.source, len(heads))
+    cells = _compute_head_cells(source, heads[0], layer.shape[0], request)
     for head in heads[1:]:
-        cells = cells + _compute_head_cells(layer, head, request)
+        cells = cells + _compute_head_cells(source, head, layer.shape[0], request)
     return cells / np.float32(len(heads)) if len(heads) > 1 else cells
 
 
-def _compute_head_cells(layer: ViewerLayer, head: int, request: TileRequest) -> FloatArray:
+def _compute_head_cells(source: Any, head: int | None, num_queries: int, request: TileRequest) -> FloatArray:
     rows, cols = slice(*request.rows), slice(*request.cols)
     if request.quantity == "pooled_map":
-        return to_float32_array(layer.source.pooled_map(head, rows, cols, request.size))
+        return to_float32_array(source.pooled_map(head, rows, cols, request.size))
     if request.quantity == "weights":
-        return to_float32_array(layer.source.weights(head, rows, cols))
-    num_queries = layer.shape[0]
-    received = to_float32_array(layer.source.received_weight(head, slice(0, num_queries)))
+        return to_float32_array(source.weights(head, rows, cols))
+    received = to_float32_array(source.received_weight(head, slice(0, num_queries)))
     return received[None, cols] / np.float32(num_queries)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from jumok.errors import InputError
+from jumok.look.viewer.preparation import prepare_for_display
 from jumok.look.viewer.tiles import TileRequest
 from jumok.look.viewer.viewer_data import ViewerData, answer_request, as_viewer_data_tuple, build_manifest
 
@@ -29,7 +30,7 @@ class ViewerSession:
     """One item of viewer data, or two to compare; ``resynthesize`` adds others. Not thread-safe."""
 
     def __init__(self, viewer_data: ViewerData | Sequence[ViewerData]) -> None:
-        self.viewer_data = as_viewer_data_tuple(viewer_data)
+        self.viewer_data = tuple(map(prepare_for_display, as_viewer_data_tuple(viewer_data)))
         self._resynthesized: OrderedDict[int, ViewerData] = OrderedDict()
         self._next_number = len(self.viewer_data)
 
@@ -56,7 +57,7 @@ class ViewerSession:
         if item.resynthesize is None or item.style is None:
             raise InputError("this data has no style tokens whose weights can be changed")
         weights = item.style.check_weights(payload.get("weights"))
-        resynthesized = item.resynthesize(weights)
+        resynthesized = prepare_for_display(item.resynthesize(weights))
         style = resynthesized.style or replace(item.style, weights=np.asarray([weights], np.float32))
         resynthesized = replace(
             resynthesized, title=item.title, label=item.label, style=style, resynthesize=item.resynthesize

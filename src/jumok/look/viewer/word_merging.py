@@ -15,8 +15,9 @@ from dataclasses import replace
 import numpy as np
 
 from jumok.errors import InputError
-from jumok.look.capture.axis_tokens import SPACE_MARK, SPECIAL_TOKEN_PATTERN
+from jumok.look.capture.axis_tokens import SPACE_MARK
 from jumok.look.viewer.attended_image import AttendedImages
+from jumok.look.viewer.token_marks import LabelledSpan, is_special_token
 from jumok.look.viewer.viewer_data import ArrayWeightSource, ViewerData, ViewerLayer
 
 MAX_TOKENS = 2048  # along each axis: all weights are computed
@@ -35,7 +36,7 @@ def find_word_starts(tokens: Sequence[str], patches: Collection[int] = ()) -> li
         return [n for n, token in enumerate(tokens) if n == 0 or not token.startswith(WORDPIECE_PREFIX)]
     if not any(token.startswith(SPACE_MARK) for token in tokens):
         return list(range(len(tokens)))  # no marks: each token is a word
-    is_special = [SPECIAL_TOKEN_PATTERN.fullmatch(token) is not None for token in tokens]
+    is_special = list(map(is_special_token, tokens))
     for patch in patches:
         is_special[patch] = True
     return [
@@ -49,7 +50,8 @@ def merge_into_words(viewer_data: ViewerData) -> ViewerData:
     """Merge the tokens of each word; a layer without labels stays as it is, and so do the patches of images."""
     image = viewer_data.image
     if not isinstance(image, AttendedImages):
-        return viewer_data.with_layers([_merge_layer(layer) for layer in viewer_data.layers])
+        merged = viewer_data.with_layers([_merge_layer(layer) for layer in viewer_data.layers])
+        return replace(merged, opening=viewer_data.opening)
     layers, placements = [], {}
     for layer in viewer_data.layers:
         placement = image.find_placement(layer)
@@ -58,8 +60,8 @@ def merge_into_words(viewer_data: ViewerData) -> ViewerData:
             placements[layer.name] = placement
             continue
         patches = {key for span in placement.spans for key in range(span.start, span.stop)} if placement else set()
-        merged = _merge_layer(layer, patches, patches if image.has_patch_queries(layer) else set())
-        layers.append(merged)
+        merged_layer = _merge_layer(layer, patches, patches if image.has_patch_queries(layer) else set())
+        layers.append(merged_layer)
         if placement is not None and layer.col_labels is not None:
             placements[layer.name] = placement.renumber(find_word_starts(layer.col_labels, patches))
     return replace(viewer_data, layers=tuple(layers), image=replace(image, placements=placements))
@@ -72,6 +74,9 @@ def _merge_layer(
         return layer
     num_rows, num_cols = layer.shape
     rows, cols = layer.row_labels, layer.col_labels
+    if layer.kind == "cross" and layer.row_outputs is not None:
+        rows = layer.row_outputs  # the words that a decoder produced, rather than those it read
+        layer = replace(layer, row_labels=rows, row_outputs=None)
     row_starts, col_starts = find_word_starts(rows, row_patches), find_word_starts(cols, col_patches)
     if len(row_starts) == num_rows and len(col_starts) == num_cols:
         return layer
@@ -95,7 +100,19 @@ def _merge_layer(
             _find_word(row_starts, layer.first_generated[0]),
             _find_word(col_starts, layer.first_generated[1]),
         ),
+        row_outputs=None,  # the tokens that follow are in the middle of words
+        spans=(_merge_spans(layer.spans[0], row_starts), _merge_spans(layer.spans[1], col_starts)),
     )
+
+
+def _merge_spans(spans: Sequence[LabelledSpan], word_starts: Sequence[int]) -> tuple[LabelledSpan, ...]:
+    """Return the spans of words that begin in these spans of tokens."""
+
+    def find(token: int) -> int:
+        return int(np.searchsorted(word_starts, token))
+
+    merged = (LabelledSpan(find(span.start), find(span.stop), span.name) for span in spans)
+    return tuple(span for span in merged if span.start < span.stop)
 
 
 def _find_word(word_starts: Sequence[int], token: int | None) -> int | None:

@@ -34,7 +34,7 @@ from jumok.training import ValidationReport, compute_attention_health
 
 if TYPE_CHECKING:
     from jumok.look.viewer.comparison import Ablations
-    from jumok.look.viewer.viewer_data import ViewerData
+    from jumok.look.viewer.viewer_data import ViewerData, ViewerLayer
 
 LINES_PER_CHUNK = 1024  # lines that are read before any is translated, so that similar lengths share a batch
 MAX_MAP_WEIGHTS = 1 << 18  # attention weights of one head of one layer that are computed together
@@ -389,9 +389,14 @@ class TranslationPredictor(Predictor[TranslationPrediction, TranslationOptions])
                 loss = self.model.loss(batch)
             label = f"log-probability {-loss.total.item():.2f}"
             data = ViewerData.from_captures(captures, title=f"{text}  →  {target}", label=label)
+            return data.with_layers([label_rows(layer) for layer in data.layers])
+
+        def label_rows(layer: ViewerLayer) -> ViewerLayer:
             # In cross-attention, a row is labelled by the token that it predicts, not by the one it reads.
-            layers = (replace(layer, row_labels=words) if layer.kind == "cross" else layer for layer in data.layers)
-            return replace(data, layers=tuple(layers))
+            if layer.kind == "cross":
+                return replace(layer, row_labels=words)
+            is_decoder = layer.kind == "causal self" and layer.shape[0] == len(words)
+            return replace(layer, row_outputs=words) if is_decoder else layer
 
         with torch.inference_mode():
             return compare_with_ablation(self.model, ablations, capture)

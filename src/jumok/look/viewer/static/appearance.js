@@ -25,7 +25,7 @@ export class Appearance {
     return globalThis.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   }
 
-  apply({ theme, scale, curve, contrast, digits, range }) {
+  apply({ theme, scale, curve, contrast, digits, range, isShared, withoutSinks }) {
     this.detectedTheme = this.detectTheme();
     this.theme = theme ?? this.detectedTheme;
     this.root.dataset.theme = this.theme;
@@ -50,7 +50,9 @@ export class Appearance {
     this.overlayScale = this.memoize("overlay", () => getScale("overlay", "dark")); // for images, in any theme
     this.curveSetting = curve; // as selected
     this.contrastFactor = 10 ** -contrast;
-    this.range = range;
+    this.isShared = isShared; // whether all maps share a scale, from 0 to 1
+    this.range = isShared && range ? { ...UNKNOWN_RANGE, keys: range.keys } : range;
+    this.weightNote = withoutSinks ? " without sinks, renormalised" : "";
     this.version += 1;
   }
 
@@ -87,8 +89,9 @@ export class Appearance {
 
   /** The legend of the cells of a map that are `width` keys wide; null until the range is known. */
   mapLegend(width = 1) {
-    const title = width > 1 ? "mean weight over the pairs of a cell" : "attention weight";
-    return this.range ? { curve: this.curveAt(width), list: this.list, title } : null;
+    const name = width > 1 ? "mean weight over the pairs of a cell" : "attention weight",
+      scale = this.isShared ? "one scale for all maps" : "scale of this map";
+    return this.range ? { curve: this.curveAt(width), list: this.list, title: `${name}${this.weightNote} · ${scale}` } : null;
   }
 
   /** Shade an element by a position on the scale, 0 to 1. Positions up to `least` / 255 are not shaded. */

@@ -14,6 +14,7 @@ const LINE_HEIGHT = 24; // pixels from word to word in a column
 export class ArcView extends View {
   static title = "Arcs";
   static hasPanel = true;
+  static hasRange = true;
 
   /** `events`: pin(row); weights(rows, cols) returns a promise of weights. */
   constructor(shared) {
@@ -152,7 +153,7 @@ export class ArcView extends View {
         words.append(token);
       });
     }
-    const headings = ["Queries", "Keys"].map((text, n) =>
+    const headings = ["Queries", `Keys${this.appearance.weightNote && `, weights${this.appearance.weightNote}`}`].map((text, n) =>
       createSvg("text", { ...places.heads[n], class: "jm-heading", fill: inks.muted, text }),
     );
     const label = `Arcs from ${from.length} queries to ${to.length} keys`;

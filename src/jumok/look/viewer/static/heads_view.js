@@ -1,6 +1,7 @@
 // All layers and heads as small maps, which are loaded when they become visible.
 
 import { createElement, createPixels, sizeCanvas } from "./dom.js";
+import { canHideSinks } from "./manifest.js";
 import { buildRequest, keyOf, THUMBNAIL_SIZE } from "./tiles.js";
 import { View } from "./view.js";
 
@@ -10,6 +11,7 @@ export class HeadView extends View {
   static title = "Heads";
   static hint = "Click a map to open it.";
   static hasScale = false;
+  static hasRange = true;
 
   /** `events`: open(layer, head). */
   constructor(shared) {
@@ -30,8 +32,9 @@ export class HeadView extends View {
   }
 
   /** `layers` as in the manifest, with `short` names; the current `layer` and `head` are highlighted. */
-  show({ data, layers, layer, head }) {
-    this.data = data;
+  show({ data, item, layers: allLayers, layer, head, withoutSinks }) {
+    const layers = allLayers.filter(({ mean_of: meanOf }) => !meanOf);
+    Object.assign(this, { data, item, withoutSinks });
     this.visibility.disconnect();
     this.visible.clear();
     this.maps.clear();
@@ -66,7 +69,8 @@ export class HeadView extends View {
       },
       [canvas],
     );
-    const source = { data: this.data, layer, head },
+    const withoutSinks = this.withoutSinks && canHideSinks(this.item, this.item.layers[layer], head),
+      source = { data: this.data, layer, head, withoutSinks },
       request = buildRequest(source, "pooled_map", [0, rows], [0, cols], THUMBNAIL_SIZE);
     this.maps.set(button, { canvas, request });
     this.visibility.observe(button);
@@ -86,10 +90,10 @@ export class HeadView extends View {
     this.store.request("heads", entries);
   }
 
-  // Each map has its own scale, with square roots, so that patterns are visible.
+  // Square roots, so that patterns are visible. Each map has its own scale, or all share one.
   paint(canvas, { rows, cols, values, most }) {
     const { colours } = this.appearance,
-      top = most || 1;
+      top = this.appearance.isShared ? 1 : most || 1;
     const image = createPixels(cols, rows, (pixels) => {
       for (let n = 0; n < values.length; n += 1)
         pixels[n] = colours[Math.round(255 * Math.sqrt(Math.max(0, values[n]) / top))];
@@ -104,7 +108,9 @@ export class HeadView extends View {
   }
 
   legend() {
-    return { text: "Each map has its own scale, from 0 to its maximum." };
+    const { isShared, weightNote } = this.appearance,
+      scale = isShared ? "One scale for all maps, from 0 to 1." : "Each map has its own scale, from 0 to its maximum.";
+    return { text: `Queries ↓ attend to keys →. ${scale}${weightNote && ` Weights${weightNote}.`}` };
   }
 
   deactivate() {

@@ -10,6 +10,8 @@ const COMMON_KEYS = [
   ["1, 2, …", "switch view"],
   ["h, Shift + h", "next, previous head or hop"],
   ["c", "switch comparison"],
+  ["f", "leave out sinks, or not"],
+  ["r", "scale of this map, or of all maps"],
   ["t", "toggle theme"],
   ["?", "show keyboard shortcuts"],
 ];
@@ -34,6 +36,14 @@ export class ViewerLayout {
     const curves = { auto: "Automatic", ...CURVES },
       range = { min: -1, max: 3, step: 0.1, value: 0 };
     this.colours = createField("Colours", createSelect("Colours", SCALES, (scale) => actions.set({ scale })));
+    this.sinksBox = createElement("input", {
+      type: "checkbox",
+      onchange: (event) => actions.set({ withoutSinks: event.target.checked }),
+    });
+    this.sinks = createField("Without sinks", this.sinksBox);
+    const ranges = { map: "This map", all: "All maps, 0 to 1" };
+    this.rangeBox = createSelect("Range of the scale", ranges, (value) => actions.set({ isShared: value === "all" }));
+    this.range = createField("Range", this.rangeBox);
     this.settings = createElement("div", { class: "jm-settings" }, [
       createField("Scale", createSelect("Curve of the scale", curves, (curve) => actions.set({ curve }))),
       this.colours,
@@ -82,7 +92,11 @@ export class ViewerLayout {
         ]),
         this.errorNote,
         createElement("div", { class: "jm-main" }, [this.content, this.panel.el]),
-        createElement("footer", { class: "jm-footer" }, [this.legend.el, this.generatedLegend, this.settings]),
+        createElement("footer", { class: "jm-footer" }, [
+          this.legend.el,
+          this.generatedLegend,
+          createElement("div", { class: "jm-settings" }, [this.sinks, this.range, this.settings]),
+        ]),
         this.tooltip,
         this.liveRegion,
         this.help,
@@ -91,7 +105,7 @@ export class ViewerLayout {
   }
 
   /** Update the controls from the state; `View` is the class of the current view. */
-  updateControls({ View, title, subtitle, layers, chips, state, views, comparisons, comparison, note }) {
+  updateControls({ View, title, subtitle, layers, chips, state, views, comparisons, comparison, note, sinks }) {
     const { actions } = this;
     this.title.replaceChildren(createWord(title));
     this.subtitle.replaceChildren(
@@ -148,6 +162,11 @@ export class ViewerLayout {
     this.saveButton.hidden = !("save" in View.prototype);
     this.digitsButton.hidden = !View.hasDigits;
     this.settings.hidden = !View.hasScale;
+    this.range.hidden = !View.hasRange;
+    this.sinks.hidden = sinks === null;
+    this.sinks.title = `Leave out ${sinks}, which often attract most of the weight, and scale the rest of each row up (f)`;
+    this.sinksBox.checked = state.withoutSinks;
+    this.rangeBox.value = state.isShared ? "all" : "map";
     this.colours.hidden = !View.hasColours;
     this.keys.replaceChildren(
       ...[...View.keys, ...COMMON_KEYS].flatMap(([key, text]) => [

@@ -2,7 +2,7 @@
 
 import { formatCount } from "./colours.js";
 import { clamp } from "./dom.js";
-import { isRightToLeft, truncateText } from "./token_text.js";
+import { isRightToLeft, isSpecialToken, truncateText } from "./token_text.js";
 
 const MIN_WORD_SIZE = 12; // minimum size in pixels of a token with a word
 export const LABEL_ANGLE = (52 * Math.PI) / 180;
@@ -24,6 +24,7 @@ export function paintMap(map, context, dots) {
   context.fillStyle = inks.empty;
   context.fillRect(plot.x, plot.y, plot.w, plot.h);
   paintTiles(map, context, X, Y);
+  if (map.content.withoutSinks) paintHatching(map, context, X, plot);
   if (Math.min(view.sx, view.sy) >= 9) paintLines(map, context, X, Y, plot, dots);
   if (appearance.digits && Math.min(view.sx, view.sy) >= 28) paintDigits(map, context, X, Y, plot);
   if (map.pinned !== null)
@@ -42,6 +43,7 @@ export function paintMap(map, context, dots) {
   context.lineWidth = 1;
   context.strokeRect(snap(plot.x) - 0.5, snap(plot.y) - 0.5, snap(plot.w) + 1, snap(plot.h) + 1);
   paintGenerated(map, context, X, Y, plot);
+  paintSpans(map, context, X, Y, plot);
   paintRowWords(map, context, Y, plot);
   paintColumnWords(map, context, X, plot);
   paintAxisNames(context, appearance, plot);
@@ -116,6 +118,57 @@ function paintGenerated(map, context, X, Y, plot) {
   context.fillRect(plot.x - 4, top, 3, Math.max(0, plot.y + plot.h - top));
 }
 
+// Bars with names at the right and below the map, as for the turns of a chat.
+function paintSpans(map, context, X, Y, plot) {
+  const { spans } = map.content,
+    { inks, smallFont } = map.appearance;
+  context.font = smallFont;
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  for (const axis of ["rows", "cols"]) {
+    const [place, first, last] = axis === "rows" ? [Y, plot.y, plot.y + plot.h] : [X, plot.x, plot.x + plot.w];
+    spans[axis].forEach(([start, stop, name], n) => {
+      const from = Math.max(first, place(start)) + 1,
+        size = Math.min(last, place(stop)) - 1 - from;
+      if (size <= 0) return;
+      context.fillStyle = n % 2 ? inks.muted : inks.accent;
+      context.save();
+      if (axis === "rows") {
+        context.translate(plot.x + plot.w, from);
+        context.transform(0, 1, 1, 0, 0, 0); // along the axis, and away from the map
+      } else context.translate(from, plot.y + plot.h);
+      context.fillRect(0, 3, size, 3);
+      if (context.measureText(name).width < size) {
+        context.translate(size / 2, 14);
+        if (axis === "rows") context.scale(1, -1); // otherwise letters would be mirrored
+        context.fillText(name, 0, 0);
+      }
+      context.restore();
+    });
+  }
+}
+
+// Columns whose weights are left out.
+function paintHatching(map, context, X, plot) {
+  context.strokeStyle = map.appearance.inks.strong;
+  context.lineWidth = 1;
+  for (const col of map.content.sinks) {
+    const [left, right] = [X(col), X(col + 1)];
+    if (right - left < 3 || right < plot.x || left > plot.x + plot.w) continue;
+    context.save();
+    context.beginPath();
+    context.rect(left, plot.y, right - left, plot.h);
+    context.clip();
+    context.beginPath();
+    for (let y = plot.y; y < plot.y + plot.h + right - left; y += 6) {
+      context.moveTo(left, y);
+      context.lineTo(right, y - (right - left));
+    }
+    context.stroke();
+    context.restore();
+  }
+}
+
 function paintFrame(context, x, y, w, h, ink, line, halo = null) {
   const stroke = (colour, width) => {
     context.lineWidth = width;
@@ -137,7 +190,7 @@ function chooseLabels(scale, maxWidth) {
 function paintRowWords(map, context, Y, plot) {
   const { view, appearance, content } = map,
     { rows, shape } = content,
-    inks = appearance.inks;
+    { inks } = appearance;
   const last = Math.min(shape[0], Math.ceil(view.y + plot.h / view.sy)),
     maxWidth = map.left - 14;
   const { step, words } = chooseLabels(view.sy, 34);
@@ -152,9 +205,9 @@ function paintRowWords(map, context, Y, plot) {
       )
     )
       continue;
-    const font = appearance.fontFor(view.sy * 0.95);
-    const text = words && rows && truncateText(rows[row]);
-    if (text) paintWord(map, context, text, plot.x - 8, y, maxWidth, "right", inks.ink, font);
+    const text = words && rows && truncateText(rows[row]),
+      { font, ink } = styleWord(appearance, rows?.[row], view.sy * 0.95);
+    if (text) paintWord(map, context, text, plot.x - 8, y, maxWidth, "right", ink, font);
     else paintNumber(map, context, row, plot.x - 8, y, "right");
   }
   for (const [row, ink] of [
@@ -182,10 +235,10 @@ function paintColumnWords(map, context, X, plot) {
     const x = (X(col) + X(col + 1)) / 2;
     if (col < 0 || x < plot.x - 1 || x > plot.x + plot.w + 1) continue;
     if (tag !== null && (tag === col || (!(words && cols) && Math.abs((tag - col) * view.sx) < clearance))) continue;
-    const text = words && cols && truncateText(cols[col]);
-    if (text && isUpright)
-      paintWord(map, context, text, x, plot.y - 14, view.sx - 4, "center", inks.ink, appearance.font);
-    else if (text) paintRotated(map, context, text, x, plot.y - 7, inks.ink, appearance.fontFor(view.sx * 0.8));
+    const text = words && cols && truncateText(cols[col]),
+      { font, ink } = styleWord(appearance, cols?.[col], isUpright ? 13 : view.sx * 0.8);
+    if (text && isUpright) paintWord(map, context, text, x, plot.y - 14, view.sx - 4, "center", ink, font);
+    else if (text) paintRotated(map, context, text, x, plot.y - 7, ink, font);
     else if (!words || col % Math.max(1, Math.ceil(64 / view.sx)) === 0)
       paintNumber(map, context, col, x, plot.y - 12, "center");
   }
@@ -195,6 +248,15 @@ function paintColumnWords(map, context, X, plot) {
     font = appearance.fontFor(view.sx * 0.8, 650);
   if (words && cols && !isUpright) paintRotated(map, context, text, x, plot.y - 7, inks.accent, font);
   else paintTag(map, context, text, x, plot.y - 14, 170, "center", inks.accent);
+}
+
+// Special tokens are small, as in the text.
+function styleWord(appearance, text, height) {
+  const isSpecial = text !== undefined && isSpecialToken(text);
+  return {
+    font: isSpecial ? `italic ${appearance.fontFor(0.8 * height)}` : appearance.fontFor(height),
+    ink: isSpecial ? appearance.inks.muted : appearance.inks.ink,
+  };
 }
 
 // The names of the axes, in the corner between the words of the rows and those of the columns.

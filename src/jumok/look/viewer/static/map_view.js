@@ -37,8 +37,8 @@ export class MapView {
   }
 
   /**
-   * `content`: { data, baseline, layer, head, shape, finestZoom, rows, cols, label }; baseline: the data to subtract,
-   * or null.
+   * `content`: { data, baseline, layer, head, withoutSinks, shape, finestZoom, rows, cols, spans, sinks, label };
+   * baseline: the data to subtract, or null.
    */
   show(content) {
     const before = this.content,
@@ -78,13 +78,15 @@ export class MapView {
     const rowWidth = rows ? Math.min(measureWidest(rows), Math.max(56, 0.24 * width), 190) : 0;
     this.left = Math.max(rowWidth, measureNumber(shape[0]), this.ruler.width(AXIS_NAMES.rows)) + 14;
     this.wordWidth = cols ? Math.min(measureWidest(cols), Math.max(56, 0.24 * height), 150) : 0;
-    this.bottom = 12;
-    this.setMargins(30, 12);
+    const { spans } = this.content,
+      spanMargin = spans.rows.length ? 22 : 0;
+    this.bottom = spans.cols.length ? 26 : 12;
+    this.setMargins(30, 12 + spanMargin);
     // Upright words if they fit into the columns of the whole map, otherwise rotated ones, which need more space.
     this.isUpright = this.wordWidth + 10 <= this.fitScale().sx;
     if (cols && !this.isUpright) {
       const overhang = Math.min(this.wordWidth * Math.cos(LABEL_ANGLE) + 4, 0.18 * width, 96);
-      this.setMargins(this.wordWidth * Math.sin(LABEL_ANGLE) + 22, overhang);
+      this.setMargins(this.wordWidth * Math.sin(LABEL_ANGLE) + 22, Math.max(overhang, spanMargin));
     }
     this.minScale = this.fitScale();
     this.maxZoom = Math.max(MAX_ZOOM_SIZE / Math.max(this.minScale.sx, this.minScale.sy), 1);
@@ -365,7 +367,7 @@ export class MapView {
   async save(dots, extra, drawBelow) {
     const { width, height } = this.size,
       plot = this.plot();
-    const tall = Math.min(height, plot.y + plot.h + 14) + extra;
+    const tall = Math.min(height, plot.y + plot.h + this.bottom + 2) + extra;
     const canvas = createElement("canvas", { width: Math.round(width * dots), height: Math.round(tall * dots) });
     const context = canvas.getContext("2d"),
       hover = this.hover;

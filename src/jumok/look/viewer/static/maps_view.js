@@ -5,7 +5,7 @@ import { ARROWS, clamp, createElement, createWord, iconButton } from "./dom.js";
 import { MapText } from "./map_text.js";
 import { MapView } from "./map_view.js";
 import { buildRequest, TILE_SIZE } from "./tiles.js";
-import { truncateText } from "./token_text.js";
+import { describeOutput, truncateText } from "./token_text.js";
 import { View } from "./view.js";
 
 const REST_MILLISECONDS = 120; // after which the exact weight under a resting pointer is fetched
@@ -24,6 +24,7 @@ export class MapsView extends View {
   static hint = "Drag to pan, scroll or pinch to zoom, click to pin a row.";
   static hasPanel = true;
   static hasDigits = true;
+  static hasRange = true;
 
   /** `events`: pin(row); tooltip(lines or null, x, y); announce(text); changed(), when the legend changes. */
   constructor({ store, appearance, events }) {
@@ -109,7 +110,7 @@ export class MapsView extends View {
     this.zoomLevel = map.size ? map.zoomLevel() : null;
     if (!isDifference) return appearance.mapLegend(map.size ? map.grid.cols.cell(this.zoomLevel) : 1);
     const { divergingCurve: curve, divergingList: list } = appearance;
-    return { curve, list, title: "difference in weight", diverging: true };
+    return { curve, list, title: `difference in weight${appearance.weightNote}`, diverging: true };
   }
 
   zoom(factor) {
@@ -140,6 +141,7 @@ export class MapsView extends View {
       ]),
       weight,
       cell.single ? null : createElement("div", { class: "jm-muted", text: describeMean(place.cell, map.content) }),
+      cell.output && createElement("div", { class: "jm-muted", text: cell.output }),
     ];
     const { left, top } = map.el.getBoundingClientRect();
     this.events.tooltip(lines, left + place.point.x, top + place.point.y);
@@ -182,7 +184,8 @@ export class MapsView extends View {
     map.hover = { row, col };
     map.reveal(row, col);
     const cell = describeCell({ row, col, cell: map.cellAt(row, col) }, map.content);
-    if (cell) this.events.announce(`${cell.from} to ${cell.to}: ${cell.weight}`);
+    const output = cell?.output ? `, ${cell.output}` : "";
+    if (cell) this.events.announce(`${cell.from} to ${cell.to}: ${cell.weight}${output}`);
   }
 
   deactivate() {
@@ -205,17 +208,25 @@ function describeMean({ rows: [first, end] }, { maxRows, isOverview }) {
 }
 
 // The query, the key and the weight of a hovered cell; null while it is loading.
-function describeCell({ row, col, cell }, { rows, cols, rounding }) {
+function describeCell({ row, col, cell }, content) {
   if (!cell) return null;
+  const { rows, cols, rounding, producedRows } = content;
   const name = (texts, n) => (texts ? truncateText(texts[n], 40) : formatCount(n));
   if (cell.single)
-    return { from: name(rows, row), to: name(cols, col), weight: formatWeight(cell.weight, rounding ? 2 : 4), single: true };
+    return {
+      from: name(rows, row),
+      to: name(cols, col),
+      weight: formatWeight(cell.weight, rounding ? 2 : 4),
+      output: producedRows ? null : describeOutput(content, row),
+      single: true,
+    };
   const range = ([first, last]) =>
     last - first === 1 ? formatCount(first) : `${formatCount(first)} to ${formatCount(last - 1)}`;
   return {
     from: `rows ${range(cell.rows)}`,
     to: `columns ${range(cell.cols)}`,
     weight: formatWeight(cell.weight),
+    output: null,
     single: false,
   };
 }

@@ -9,8 +9,8 @@ export async function remote(base) {
     return answer;
   }
 
-  async function tiles({ data, layer, head, rows, cols, size, quantity }, signal) {
-    const query = new URLSearchParams({ data, layer, head: head ?? "mean", rows, cols, size, quantity });
+  async function tiles(request, signal) {
+    const query = new URLSearchParams({ ...request, head: request.head ?? "mean" });
     return (await fetchChecked(`/tiles?${query}`, { signal })).arrayBuffer();
   }
 

@@ -1,6 +1,8 @@
 // The weights of a saved file: blocks of text that are decoded when they are needed (see viewer/html_file.py).
 
+import { isDetailed, listHeads } from "./manifest.js";
 import { computeWeights, decodeSide, decodeVisible } from "./saved_scores.js";
+import { removeSinks } from "./sinks.js";
 import { decode, keyOf, THUMBNAIL_SIZE } from "./tiles.js";
 
 const MAX_CACHED_CELLS = 1 << 23; // of decoded maps: 32 MiB
@@ -52,6 +54,27 @@ export function pool({ values, cols: width }, [top, bottom], [left, right], size
   return { rows, cols, values: pooled };
 }
 
+// The answer to a request, from the whole map of a head.
+function computePart(whole, { quantity, rows: rowSpan, cols: colSpan, size }) {
+  if (quantity === "weights") return pool(whole, rowSpan, colSpan, Infinity);
+  if (quantity === "pooled_map") return pool(whole, rowSpan, colSpan, size);
+  const { rows, cols, values } = pool(whole, [0, whole.rows], colSpan, Infinity),
+    received = new Float32Array(cols);
+  for (let n = 0; n < values.length; n += 1) received[n % cols] += values[n] / rows;
+  return { rows: 1, cols, values: received };
+}
+
+// The mean of the maps of heads, each with its `share`. One at a time: together they would need much memory.
+async function average(heads, load) {
+  let mean = null;
+  for (const head of heads) {
+    const { rows, cols, values } = await load(head);
+    mean ??= { rows, cols, values: new Float32Array(values.length) };
+    for (let n = 0; n < values.length; n += 1) mean.values[n] += head.share * values[n];
+  }
+  return mean;
+}
+
 export class SavedWeights {
   constructor(manifest, index, text) {
     Object.assign(this, { manifest, index, text });
@@ -60,17 +83,12 @@ export class SavedWeights {
 
   /** Answer a request, as a server does, with unrounded numbers. */
   async answer(request) {
-    const { heads } = this.layer(request),
-      averaged = request.head === null ? heads : [request.head];
-    const parts = await Promise.all(averaged.map((head) => this.compute({ ...request, head })));
-    const { rows, cols } = parts[0],
+    const { rows, cols, values } = await this.compute(request),
       answer = new ArrayBuffer(16 + 4 * rows * cols),
-      header = new DataView(answer),
-      values = new Float32Array(answer, 16);
+      header = new DataView(answer);
     [rows, cols, 1].forEach((value, n) => header.setUint32(4 * n, value, true));
     header.setFloat32(12, 1, true);
-    for (const part of parts) for (let n = 0; n < values.length; n += 1) values[n] += part.values[n];
-    for (let n = 0; n < values.length; n += 1) values[n] /= parts.length;
+    new Float32Array(answer, 16).set(values);
     return answer;
   }
 
@@ -78,31 +96,30 @@ export class SavedWeights {
     return this.manifest.data[data].layers[layer];
   }
 
+  listHeads(request) {
+    return listHeads(this.layer(request), request.layer, request.head);
+  }
+
   async compute(request) {
-    if (keyOf(request) in this.index) return this.read(keyOf(request));
-    const { shape, finest_zoom: finestZoom, detailed_heads: detailedHeads } = this.layer(request),
-      [numRows, numCols] = shape;
-    if (detailedHeads && !detailedHeads.includes(request.head)) return this.computeFromThumbnail(request, shape);
-    if (finestZoom > 0) {
+    const heads = this.listHeads(request),
+      info = this.layer(request);
+    if (heads.every((head) => keyOf({ ...request, ...head }) in this.index))
+      return average(heads, (head) => this.read(keyOf({ ...request, ...head })));
+    if (!isDetailed(this.manifest.data[request.data], info, request.head)) return this.computeFromThumbnail(request, info);
+    if (info.finest_zoom > 0) {
       if (request.quantity === "weights")
         throw new Error("This file contains pooled maps only. Single weights are available in the live viewer.");
       throw new Error(`This file does not contain ${keyOf(request)}.`);
     }
-    const whole = await this.readWhole(request);
-    if (request.quantity === "weights") return pool(whole, request.rows, request.cols, Infinity);
-    if (request.quantity === "pooled_map") return pool(whole, request.rows, request.cols, request.size);
-    const { rows, cols, values } = pool(whole, [0, numRows], request.cols, Infinity),
-      received = new Float32Array(cols);
-    for (let n = 0; n < values.length; n += 1) received[n % cols] += values[n] / rows;
-    return { rows: 1, cols, values: received };
+    return computePart(await this.readWhole(request), request);
   }
 
   // A part of a map of which the file has the thumbnail only.
-  async computeFromThumbnail(request, shape) {
+  async computeFromThumbnail(request, { shape }) {
     if (request.quantity === "weights")
       throw new Error("This file contains an overview of this head only. Single weights are available in the live viewer.");
     const all = { rows: [0, shape[0]], cols: [0, shape[1]], size: THUMBNAIL_SIZE, quantity: "pooled_map" },
-      thumbnail = await this.read(keyOf({ ...request, ...all }));
+      thumbnail = await average(this.listHeads(request), (head) => this.read(keyOf({ ...request, ...all, ...head })));
     const count = ([first, last], size) => Math.min(last - first, size),
       isTotal = request.quantity === "received_weight",
       rows = isTotal ? 1 : count(request.rows, request.size),
@@ -126,12 +143,22 @@ export class SavedWeights {
     return { rows, cols, values };
   }
 
-  /** Return a promise of all weights of a head, which are in the file or computed from queries and keys. */
+  /** Return a promise of all weights of a head or a mean. */
   readWhole(request) {
-    const { shape, scores } = this.layer(request),
-      all = { rows: [0, shape[0]], cols: [0, shape[1]], size: 64, quantity: "weights" },
-      key = keyOf({ ...request, ...all });
-    return scores ? this.read(key, () => this.computeFromScores(request, shape, scores)) : this.read(key);
+    const { shape } = this.layer(request),
+      all = { rows: [0, shape[0]], cols: [0, shape[1]], size: 64, quantity: "weights" };
+    return this.read(keyOf({ ...request, ...all }), (key) => this.loadWhole({ ...request, ...all }, key));
+  }
+
+  // The weights of a head are in the file, or computed from queries and keys.
+  async loadWhole(request, key) {
+    const { shape, scores, sinks } = this.layer(request),
+      heads = this.listHeads(request);
+    // The rows of a mean without sinks are those of the mean, scaled.
+    if (request.without_sinks) return removeSinks(await this.readWhole({ ...request, without_sinks: 0 }), sinks);
+    if (heads.length > 1 || heads[0].layer !== request.layer || heads[0].head !== request.head)
+      return average(heads, (head) => this.readWhole({ ...request, ...head }));
+    return scores ? this.computeFromScores(request, shape, scores) : this.unpack(key);
   }
 
   async computeFromScores({ data, layer, head }, shape, { group_size: groupSize, visible, softcap }) {

@@ -3,7 +3,7 @@
 import { createCurve, findSectionMaxima, formatCount, formatWeight } from "./colours.js";
 import { createPager } from "./controls.js";
 import { clamp, createElement, createWord, sizeCanvas } from "./dom.js";
-import { isSpecialToken, joinTokens, truncateText } from "./token_text.js";
+import { describeOutput, isSpecialToken, joinTokens, truncateText } from "./token_text.js";
 import { View } from "./view.js";
 
 const PAGE_SIZE = 1200; // tokens per page
@@ -89,7 +89,9 @@ export class TextView extends View {
 
   fillText(box, axis) {
     const length = this.content.shape[axis === "rows" ? 0 : 1],
-      texts = this.content[axis];
+      { producedRows, spans } = this.content,
+      texts = axis === "rows" ? (producedRows ?? this.content.rows) : this.content.cols,
+      turns = new Map(spans[axis].map(([start, , name]) => [start, name]));
     const first = Math.min(this.first[axis], length - 1),
       last = Math.min(length, first + PAGE_SIZE);
     const tokens = Array.from({ length: last - first }, (_, n) => (texts ? texts[first + n] : formatCount(first + n)));
@@ -103,6 +105,7 @@ export class TextView extends View {
       const place = first + n,
         canPin = axis === "rows" || this.isSelf;
       if (blank && parts.length) parts.push(" ");
+      if (turns.has(place)) parts.push(createElement("span", { class: "jm-turn", text: turns.get(place) }));
       const value = axis === "cols" ? this.values[place] : null;
       const token = createElement(canPin ? "button" : "span", {
         class: "jm-token",
@@ -112,7 +115,7 @@ export class TextView extends View {
         tabindex: canPin ? "-1" : null,
         data: { place, axis },
         onpointerenter: ({ clientX, clientY }) =>
-          this.handleHover(canPin ? place : null, describeToken(tokens[n], place, value, this.pinned), clientX, clientY),
+          this.handleHover(canPin ? place : null, this.describeToken(tokens[n], place, value, canPin), clientX, clientY),
         onpointerleave: () => this.handleHover(null, null),
         onclick: canPin ? () => this.events.pin(place) : null,
       });
@@ -146,6 +149,14 @@ export class TextView extends View {
       element.title = `total weight: ${formatWeight(total(), 4)}`;
     }
     return element;
+  }
+
+  describeToken(token, place, value, isQuery) {
+    const output = isQuery && !this.content.producedRows ? describeOutput(this.content, place) : null;
+    return [
+      ...describeToken(token, place, value, this.pinned),
+      output && createElement("div", { class: "jm-muted", text: output }),
+    ];
   }
 
   /** Show what the query under the pointer attends to, unless another one is pinned. */
@@ -182,7 +193,8 @@ export class TextView extends View {
   }
 
   legend() {
-    const title = (this.pinned ?? this.hovered) === null ? "mean weight received" : "attention weight";
+    const name = (this.pinned ?? this.hovered) === null ? "mean weight received" : "attention weight",
+      title = `${name}${this.appearance.weightNote} · scale of this text`;
     return this.curve ? { curve: this.curve, list: this.appearance.tints, title } : null;
   }
 

@@ -2,7 +2,8 @@
 //
 // A host implements `tiles(request, signal)`, which returns a promise of an ArrayBuffer: a server, a saved file or the
 // kernel of a notebook. A request is { data, layer, head, rows: [a, b], cols: [a, b], size, quantity }; head null is
-// the mean over the heads; quantity is "pooled_map", "weights" or "received_weight". See viewer/tiles.py for their
+// the mean over the heads; quantity is "pooled_map", "weights" or "received_weight"; without_sinks is 1 for weights
+// without attention sinks, otherwise 0. See viewer/tiles.py for their
 // meaning and for the packed format. If speech can be synthesised, a host also implements
 // `resynthesize({ data, weights })`, which returns a promise of a manifest (viewer/viewer_session.py).
 
@@ -51,13 +52,15 @@ function createMessageHost(model) {
   });
 }
 
-export function buildRequest({ data, layer, head }, quantity, rows, cols, size = TILE_SIZE) {
-  return { data, layer, head, quantity, rows, cols, size };
+/** `source`: { data, layer, head, withoutSinks }. */
+export function buildRequest({ data, layer, head, withoutSinks = false }, quantity, rows, cols, size = TILE_SIZE) {
+  return { data, layer, head, quantity, rows, cols, size, without_sinks: Number(withoutSinks) };
 }
 
 /** Return the key of a request; saved files use the same. */
-export function keyOf({ data, layer, head, rows, cols, size, quantity }) {
-  return `${quantity}/${data}/${layer}/${head ?? "mean"}/${rows[0]}-${rows[1]}/${cols[0]}-${cols[1]}/${size}`;
+export function keyOf({ data, layer, head, rows, cols, size, quantity, without_sinks: withoutSinks }) {
+  const end = withoutSinks ? "/without_sinks" : "";
+  return `${quantity}/${data}/${layer}/${head ?? "mean"}/${rows[0]}-${rows[1]}/${cols[0]}-${cols[1]}/${size}${end}`;
 }
 
 const HALF_TO_FLOAT = Float32Array.from({ length: 65536 }, (_, bits) => {
@@ -147,7 +150,7 @@ export class TileGrid {
     this.coarsest = Math.max(this.rows.coarsest, this.cols.coarsest);
   }
 
-  /** The request for tile (i, j) of a zoom. `source`: { data, layer, head }. */
+  /** The request for tile (i, j) of a zoom. `source`: { data, layer, head, withoutSinks }. */
   request(source, zoom, i, j) {
     const { rows, cols } = this;
     return buildRequest(

@@ -3,6 +3,24 @@
 const segmenter =
   typeof Intl !== "undefined" && Intl.Segmenter ? new Intl.Segmenter(undefined, { granularity: "grapheme" }) : null;
 
+const SPECIAL_TOKEN = /^(<(?!0x)[^<>]+>|\[\/?[A-Z][A-Z_]*\d*\])$/; // as in token_marks.py: <s>, [CLS], <|end|>
+
+/** Whether a token is a special one, by its text. */
+export function isSpecialToken(text) {
+  return SPECIAL_TOKEN.test(text.trim());
+}
+
+/** The labels of the queries of a decoder that attend to another text: the token read, and the one it produced. */
+export function labelWithOutputs(texts, outputs) {
+  return texts.map((text, n) => (outputs[n] ? `${truncateText(text, 16)} → ${truncateText(outputs[n], 16)}` : text));
+}
+
+/** Describe what followed a query of a decoder: the token that it predicted, or the next one of a given text. */
+export function describeOutput({ outputs, generated }, row) {
+  const output = outputs?.[row];
+  return output ? `${row + 1 >= generated.rows ? "predicted" : "next token"}: ${truncateText(output, 40)}` : null;
+}
+
 /** Split a text into graphemes: a syllable, an emoji with its skin tone, a letter with its marks. */
 export function splitGraphemes(text) {
   return segmenter ? Array.from(segmenter.segment(text), (part) => part.segment) : Array.from(text);
@@ -92,13 +110,6 @@ export class Ruler {
     }
     return result;
   }
-}
-
-const SPECIAL_TOKEN = /^(<(?!0x)[^<>]+>|\[[A-Z]+\d*\])$/; // as in word_merging.py: <s>, [CLS], <|end|>
-
-/** Whether a token is not a part of the text. */
-export function isSpecialToken(token) {
-  return SPECIAL_TOKEN.test(token);
 }
 
 /**

@@ -17,6 +17,7 @@ export class View {
   static pin = "pinned"; // the state that is pinned: a query
   static hasPanel = false; // whether the panel lists the weights of what is pinned
   static hasScale = true; // whether the scale of its colours can be set …
+  static hasRange = false; // whether this scale can be that of all maps
   static hasColours = true; // … and these colours
   static hasDigits = false; // whether it can show weights in cells
 

@@ -4,15 +4,16 @@
 import { Appearance } from "./appearance.js";
 import { ARROWS, clamp, download } from "./dom.js";
 import { ViewerLayout } from "./layout.js";
-import { describeRounding, isDetailed, replaceData } from "./manifest.js";
+import { canHideSinks, describeRounding, isComputed, isDetailed, replaceData } from "./manifest.js";
+import { describeSinks } from "./sinks.js";
 import { buildRequest, getHost, Store } from "./tiles.js";
-import { shortNames } from "./token_text.js";
+import { labelWithOutputs, shortNames } from "./token_text.js";
 import { chooseInitialView, listViews, VIEWS } from "./views.js";
 import { WeightRange } from "./weight_range.js";
 
 // A change of these needs new content, or another appearance.
-const CONTENT_KEYS = ["view", "comparison", "layer", "head", "pinned", "hop", "pinnedWord", "weightScope"];
-const APPEARANCE_KEYS = ["theme", "scale", "curve", "contrast", "digits"];
+const CONTENT_KEYS = ["view", "comparison", "layer", "head", "pinned", "hop", "pinnedWord", "weightScope", "withoutSinks"];
+const APPEARANCE_KEYS = ["theme", "scale", "curve", "contrast", "digits", "isShared"];
 const COMPARISONS = { both: "Both", difference: "Difference" };
 const THEME_ATTRIBUTES = ["class", "theme", "data-jp-theme-light", "data-vscode-theme-kind", "data-theme"];
 const INITIAL_STATE = {
@@ -23,6 +24,7 @@ const INITIAL_STATE = {
   curve: "auto",
   contrast: 0,
   digits: false,
+  isShared: false, // whether all maps share a scale
 };
 
 class Viewer {
@@ -56,6 +58,7 @@ class Viewer {
   openManifest() {
     this.setManifest((this.originalManifest = this.model.get("manifest")), {
       ...chooseInitialView(this.originalManifest.data[0]),
+      withoutSinks: this.originalManifest.data[0].hides_sinks,
       pinned: null,
       hop: null, // of a document; null is the mean of all
       pinnedWord: null, // of a document
@@ -64,6 +67,7 @@ class Viewer {
 
   setManifest(manifest, change = {}) {
     this.manifest = manifest;
+    this.labelCache = new Map();
     this.range.reset();
     this.state = this.validate({ ...this.state, ...change });
     this.restyle();
@@ -92,7 +96,25 @@ class Viewer {
   /** The current head of an item, for requests. The host knows a new synthesis by its own number. */
   source(index = this.dataIndex) {
     const { layer, head } = this.state;
-    return { data: this.manifest.data[index].number ?? index, layer, head };
+    return { data: this.manifest.data[index].number ?? index, layer, head, withoutSinks: this.hidesSinks };
+  }
+
+  /** Whether the current layer is shown without attention sinks. */
+  get hidesSinks() {
+    return this.state.withoutSinks && this.canHideSinks;
+  }
+
+  get canHideSinks() {
+    return this.View.hasLayers && canHideSinks(this.item, this.layer, this.state.head);
+  }
+
+  /** The labels of the queries, and with them what each produced if they attend to another text. */
+  rowLabels({ kind, row_labels: labels, row_outputs: outputs }) {
+    const { texts } = this.manifest;
+    if (labels === null || outputs === null || kind !== "cross") return { rows: labels === null ? null : texts[labels] };
+    const key = `${labels} ${outputs}`;
+    if (!this.labelCache.has(key)) this.labelCache.set(key, labelWithOutputs(texts[labels], texts[outputs]));
+    return { rows: this.labelCache.get(key), producedRows: texts[outputs] };
   }
 
   /** The content of a view; the weights of `baseline`, if it is not null, are subtracted. */
@@ -100,22 +122,31 @@ class Viewer {
     const item = this.manifest.data[index],
       info = item.layers[this.state.layer],
       texts = (n) => (n === null ? null : this.manifest.texts[n]),
-      head = this.state.head === null ? "mean of all heads" : `head ${this.state.head}`;
+      head = this.describeHead(info);
     return {
       ...this.source(index),
       baseline: baseline === null ? null : this.source(baseline).data,
       item,
       state: this.state,
       shape: info.shape,
-      finestZoom: isDetailed(info, this.state.head) ? info.finest_zoom : Infinity,
-      isOverview: !isDetailed(info, this.state.head),
-      maxRows: info.max_rows,
-      rounding: info.scores ? this.manifest.score_error > 0.005 : this.manifest.rounding,
-      rows: texts(info.row_labels),
+      finestZoom: isDetailed(item, info, this.state.head) ? info.finest_zoom : Infinity,
+      isOverview: !isDetailed(item, info, this.state.head),
+      maxRows: this.state.head === null ? info.max_mean_rows : info.max_rows,
+      rounding: isComputed(item, info) ? this.manifest.score_error > 0.005 : this.manifest.rounding,
+      producedRows: null,
+      ...this.rowLabels(info),
       cols: texts(info.col_labels),
+      outputs: texts(info.row_outputs),
+      spans: { rows: info.spans[0], cols: info.spans[1] },
+      sinks: info.sinks,
       generated: { rows: info.first_generated[0] ?? Infinity, cols: info.first_generated[1] ?? Infinity },
-      label: `Attention of ${info.name}, ${head}: ${info.shape[0]} queries by ${info.shape[1]} keys`,
+      label: `Attention of ${info.name}${head}: ${info.shape[0]} queries by ${info.shape[1]} keys`,
     };
+  }
+
+  describeHead({ mean_of: meanOf }) {
+    if (meanOf) return "";
+    return this.state.head === null ? ", mean of all heads" : `, head ${this.state.head}`;
   }
 
   // The maps that are compared: both side by side, or their difference.
@@ -175,13 +206,14 @@ class Viewer {
   // ---------------------------------------------------------------- state
 
   set(change) {
-    const before = this.state;
+    const { state: before, hidesSinks: hidSinks } = this;
     this.state = this.validate({ ...before, ...change });
     const isChanged = (key) => before[key] !== this.state[key];
-    if (APPEARANCE_KEYS.some(isChanged)) this.restyle();
+    if (APPEARANCE_KEYS.some(isChanged) || hidSinks !== this.hidesSinks) this.restyle();
     if (CONTENT_KEYS.some(isChanged)) this.update();
     if (isChanged("hop")) this.layout.announce(this.hopName());
     if (isChanged("layer") || isChanged("head")) this.layout.announce(this.content().label);
+    if (isChanged("withoutSinks")) this.layout.announce(this.hidesSinks ? "Sinks left out" : "All weights");
   }
 
   // Reset what does not exist.
@@ -189,13 +221,13 @@ class Viewer {
     const items = this.manifest.data,
       item = items[typeof state.comparison === "number" ? state.comparison : items.length - 1],
       layer = clamp(state.layer, 0, item.layers.length - 1),
-      { heads, has_mean: hasMean, shape } = item.layers[layer],
+      { heads, has_mean: hasMean, mean_of: meanOf, shape } = item.layers[layer],
       limit = (value, length) => (value !== null && value >= length ? null : value),
       hasHead = state.head === null ? hasMean : heads.includes(state.head);
     const valid = {
       ...state,
       layer,
-      head: hasHead ? state.head : heads[Math.min(heads.length - 1, state.head ?? 0)],
+      head: meanOf ? null : hasHead ? state.head : heads[Math.min(heads.length - 1, state.head ?? 0)],
       pinned: limit(state.pinned, shape[0]),
       view: listViews(item, item.layers[layer]).includes(state.view) ? state.view : "map",
       hop: limit(state.hop, item.document?.num_hops ?? 0),
@@ -246,8 +278,8 @@ class Viewer {
 
   namedLayers() {
     const { layers } = this.item,
-      short = shortNames(layers.map(({ name }) => name));
-    return layers.map((layer, number) => ({ ...layer, number, short: short[number] }));
+      short = shortNames(layers.filter(({ mean_of: meanOf }) => !meanOf).map(({ name }) => name)); // means come last
+    return layers.map((layer, number) => ({ ...layer, number, short: short[number] ?? layer.name }));
   }
 
   // The layers that the current view can show.
@@ -267,14 +299,30 @@ class Viewer {
       View,
       state,
       title: manifest.title || (layerName[0] ?? View.title),
-      subtitle: [...(manifest.title ? layerName : []), ...View.describe(item, layer, state)],
+      subtitle: [
+        ...(manifest.title ? layerName : []),
+        ...View.describe(item, layer, state),
+        ...(View.hasLayers ? this.describeChoice() : []),
+      ],
+      sinks: this.canHideSinks ? describeSinks(layer.sinks, manifest.texts[layer.col_labels]) : null,
       layers: this.availableLayers(),
       chips: this.chips(),
       views: this.availableViews().map((name) => [name, VIEWS[name].title]),
       comparisons: this.comparisons().map((value) => [value, manifest.data[value]?.label ?? COMPARISONS[value]]),
       comparison: state.view === "map" ? state.comparison : this.dataIndex,
-      note: View.hasLayers ? describeRounding(manifest, layer) : "",
+      note: View.hasLayers ? describeRounding(manifest, item, layer) : "",
     });
+  }
+
+  // Why this layer was opened, and what was left out of it.
+  describeChoice() {
+    const { state, item, layer } = this,
+      { opening } = item,
+      isOpening = opening && opening.layer === state.layer && opening.head === state.head;
+    return [
+      isOpening ? opening.reason : "",
+      this.hidesSinks ? `without ${describeSinks(layer.sinks, this.manifest.texts[layer.col_labels])}` : "",
+    ].filter(Boolean);
   }
 
   hopName() {
@@ -308,7 +356,7 @@ class Viewer {
   // ---------------------------------------------------------------- appearance
 
   restyle() {
-    this.appearance.apply({ ...this.state, range: this.range.value });
+    this.appearance.apply({ ...this.state, range: this.range.value, withoutSinks: this.hidesSinks });
     this.layout.updateAppearance(this.appearance.theme, this.state.digits);
     this.view.refresh();
     this.updateLegend();
@@ -412,8 +460,10 @@ class Viewer {
     const actions = {
       t: () => this.toggleTheme(),
       n: () => this.toggleDigits(),
+      r: () => this.set({ isShared: !state.isShared }),
       "?": () => this.layout.help.showModal(),
     };
+    if (this.canHideSinks) actions.f = () => this.set({ withoutSinks: !state.withoutSinks });
     actions.h = actions.H = () => this.step("head", shiftKey ? -1 : 1);
     if (by && !shiftKey) actions[key] = () => (by[1] ? this.step("head", by[1]) : this.step("layer", by[0]));
     if (state[this.View.pin] !== null) actions.Escape = () => this.unpin();

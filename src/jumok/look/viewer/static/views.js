@@ -25,15 +25,19 @@ export function listViews(item, layer) {
   return Object.keys(VIEWS).filter((name) => VIEWS[name].canShow(item, layer));
 }
 
-/** Choose the initial view, layer and head: those of the document, image, speech or recording, if there is one. */
+/**
+ * Choose the initial view, layer and head: those of the document, image, speech or recording, if there is one, or else
+ * the opening (viewer/opening.py); generated tokens are first shown as a text.
+ */
 export function chooseInitialView(item) {
   const { layers } = item,
     open = (view, layer) => ({ view, layer, head: layers[layer].has_mean ? null : layers[layer].heads[0] });
   for (const [name, { medium, hasLayers }] of Object.entries(VIEWS)) {
-    const layer = medium ? layers.findLastIndex(({ media }) => media.includes(medium)) : -1;
+    const layer = medium ? layers.findLastIndex(({ media, mean_of: meanOf }) => media.includes(medium) && !meanOf) : -1;
+    if (item.opening && layers[item.opening.layer].media.includes(medium))
+      return { view: name, layer: item.opening.layer, head: item.opening.head };
     if (layer >= 0) return hasLayers ? open(name, layer) : { view: name, layer: 0, head: layers[0].heads[0] };
   }
-  if (layers.at(-1).first_generated.some((first) => first !== null)) return open("text", layers.length - 1);
-  const first = Math.max(0, layers.findIndex(({ detailed_heads: heads }) => heads?.length)); // in a saved file
-  return { view: "map", layer: first, head: layers[first].detailed_heads?.[0] ?? layers[first].heads[0] };
+  const { layer, head } = item.opening ?? { layer: 0, head: layers[0].heads[0] };
+  return { view: layers[layer].first_generated.some((first) => first !== null) ? "text" : "map", layer, head };
 }
