@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from huge_map import HugeMap
 
-from jumok.look.viewer.viewer_data import ViewerData, ViewerLayer
+from jumok.look.viewer.token_marks import LabelledSpan
+from jumok.look.viewer.viewer_data import ArrayWeightSource, ViewerData, ViewerLayer
 
 pytestmark = pytest.mark.long
 
@@ -100,3 +101,31 @@ def test_short_maps_have_their_words_on_the_axes(open_saved: Any) -> None:
     viewer = open_saved(ViewerData.from_weights({"a": weights}, row_labels=["x", "y"], col_labels=["p", "q", "r"]))
     assert not viewer.page.is_visible(".jm-map-text")
     assert not viewer.page.is_visible('[title="Show the text (x)"]')
+
+
+def test_text_shows_turns_special_tokens_outputs_and_weights_without_sinks(open_served: Any) -> None:
+    length = 240
+    words = ["<|user|>", *(f"▁w{n}" for n in range(1, length))]
+    layer = ViewerLayer(
+        "layers.0",
+        "causal self",
+        (length, length),
+        (0,),
+        ArrayWeightSource(np.tril(np.where(np.arange(length) == 0, length, 1)) / (length + np.arange(length))[:, None]),
+        words,
+        words,
+        first_generated=(200, 200),
+        row_outputs=[*words[1:], ""],
+        spans=((LabelledSpan(0, 180, "user"), LabelledSpan(180, length, "assistant")),) * 2,
+    )
+    viewer = open_served(ViewerData((layer,), title="A chat"), opening=None)
+    viewer.press("1")
+    viewer.page.wait_for_selector(QUERIES)
+    assert viewer.get_texts(".jm-map-text-pane:nth-of-type(1) .jm-turn")[0] == "user"
+    assert viewer.page.locator(f"{KEYS}.jm-special").all_text_contents() == ["<|user|>"]
+    viewer.evaluate("v.set({ pinned: 210 })")
+    lead = viewer.page.locator(".jm-map-text-lead")
+    viewer.wait_until(lambda: "predicted: ·w211" in lead.inner_text())
+    assert "attended most to <|user|> 0 (0.53)" in lead.inner_text()
+    viewer.press("f")
+    viewer.wait_until(lambda: "attended most to ·w1 1 (0.0048)" in lead.inner_text())  # 1 / 210

@@ -16,6 +16,8 @@ from jumok.look.capture.captured_attention import CapturedAttention
 from jumok.look.capture.captures import CapturedLayer
 from jumok.look.viewer import opening as opening_module
 from jumok.look.viewer import viewer_data
+from jumok.look.viewer.attended_image import AttendedImages, encode_png
+from jumok.look.viewer.image_placement import ImageGrid, ImagePlacement
 from jumok.look.viewer.opening import MAX_MEAN_LENGTH, choose_opening, compute_statistics
 from jumok.look.viewer.preparation import add_layer_means, prepare_for_display
 from jumok.look.viewer.tiles import TileRequest
@@ -148,6 +150,17 @@ def test_means_are_between_the_same_tokens() -> None:
     assert len(data.layers) == 8
     assert data.opening is not None
     assert prepare_for_display(data).layers == data.layers  # once
+
+
+def test_means_of_layers_on_images_are_on_the_same_patches() -> None:
+    grids = [ImageGrid(np.arange(6).reshape(2, 3), image=image) for image in (0, 1)]
+    names = {f"encoder.{n}.attention [image {image + 1}]": image for n in range(2) for image in (0, 1)}
+    placements = {name: ImagePlacement((grids[image],), (), 6) for name, image in names.items()}
+    image = AttendedImages((encode_png(np.zeros((2, 3, 3), np.uint8)),) * 2, placements)
+    data = add_layer_means(ViewerData(tuple(build_layer(name, UNIFORM) for name in names), image=image))
+    means = data.layers[4:]
+    assert [mean.name for mean in means] == [f"mean of encoder.*.attention [image {n}]" for n in (1, 2)]
+    assert [data.image.find_placement(mean).grids[0].image for mean in means] == [0, 1]  # type: ignore[union-attr]
 
 
 # ---------------------------------------------------------------- without sinks

@@ -4,7 +4,7 @@ import { createCurve, formatCount, formatWeight } from "./colours.js";
 import { createElement, createWord } from "./dom.js";
 import { Minimap } from "./minimap.js";
 import { TokenFlow } from "./token_flow.js";
-import { truncateText } from "./token_text.js";
+import { describeOutput, truncateText } from "./token_text.js";
 
 const MIN_TOKENS = 200; // of a map that has its text beside it
 const HOVER_MILLISECONDS = 60; // after which the weights of the query under a resting pointer are fetched
@@ -59,11 +59,11 @@ export class MapText {
   }
 
   show(content, pinned) {
-    const isSame = this.content && ["data", "layer", "head"].every((name) => this.content[name] === content[name]);
+    const isSame = this.content && ["data", "layer", "head", "withoutSinks"].every((name) => this.content[name] === content[name]);
     this.content = content;
     this.el.hidden = false;
-    this.queries.flow.show(content.rows, content.generated.rows);
-    this.keys.flow.show(content.cols, content.generated.cols);
+    this.queries.flow.show(content.producedRows ?? content.rows, content.generated.rows, content.spans.rows);
+    this.keys.flow.show(content.cols, content.generated.cols, content.spans.cols);
     this.mark("pinned", pinned === null ? null : [pinned, pinned + 1], null);
     if (!isSame || this.pinned !== pinned) {
       this.pinned = pinned;
@@ -115,9 +115,11 @@ export class MapText {
     this.shade(answer?.values ?? null);
     if (!answer) return void this.lead.replaceChildren("The weights of this query failed to load.");
     const query = createWord(truncateText(content.rows[row], 24), { class: "jm-pinned" }),
+      output = content.producedRows ? null : describeOutput(content, row),
       best = findLargest(answer.values, exact ? 2 : 1);
     if (exact) this.lead.replaceChildren(query, ` ${formatCount(row)} attended most to `, ...this.nameKeys(best));
     else this.lead.replaceChildren(query, ` ${formatCount(row)}: its part of the map attended most to keys ${describeKeyCell(answer, best[0])}`);
+    if (output) this.lead.append(` · ${output}`);
     // The first token often gets much weight from all queries.
     return this.keys.flow.reveal(best[0] === 0 ? best.at(-1) : best[0]);
   }

@@ -1,7 +1,7 @@
 // A text of any number of tokens that scrolls: only the part around the visible one is in the page.
 
 import { clamp, countWhile, createElement } from "./dom.js";
-import { joinTokens, truncateText } from "./token_text.js";
+import { isSpecialToken, joinTokens, truncateText } from "./token_text.js";
 
 const MIN_SECTION = 120, // tokens of a section, which ends with the first line break after them …
   MAX_SECTION = 240; // … or here
@@ -33,10 +33,14 @@ export class TokenFlow {
     });
   }
 
-  /** Show a text; `firstGenerated` is Infinity if the model did not write any of it. */
-  show(tokens, firstGenerated) {
+  /**
+   * Show a text; `firstGenerated` is Infinity if the model did not write any of it. `spans` are its turns, as
+   * [start, stop, name].
+   */
+  show(tokens, firstGenerated, spans = []) {
     if (tokens === this.tokens) return;
-    Object.assign(this, { tokens, firstGenerated, words: joinTokens(tokens), values: null });
+    const turns = new Map(spans.map(([start, , name]) => [start, name]));
+    Object.assign(this, { tokens, firstGenerated, turns, words: joinTokens(tokens), values: null });
     this.visibility.disconnect();
     this.sections = divide(tokens).map(([first, end], number) => ({
       first,
@@ -67,8 +71,10 @@ export class TokenFlow {
     for (let n = section.first; n < section.end; n += 1) {
       const { blank, text } = this.words[n];
       if (blank && parts.length) parts.push(" ");
+      if (this.turns.has(n)) parts.push(createElement("span", { class: "jm-turn", text: this.turns.get(n) }));
       const span = createElement("span", { class: "jm-token", dir: "auto", text: truncateText(text, 80), data: { n } });
       if (n >= this.firstGenerated) span.classList.add("jm-generated");
+      if (isSpecialToken(this.tokens[n])) span.classList.add("jm-special");
       section.spans.push(span);
       parts.push(span);
       if (/[\nĊ]/.test(this.tokens[n]) && n < section.end - 1) parts.push(createElement("br"));
