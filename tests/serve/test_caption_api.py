@@ -92,8 +92,10 @@ def test_attention_page(client: TestClient, captioner: Any) -> None:
         manifest = client.get(f"{body['attention_url']}manifest.json").json()
         assert manifest["title"] == body["prediction"]["caption"]
         [data] = manifest["data"]
-        assert data["image"]["grid"] == list(captioner.grid_size)
-        rows, cols = data["layers"][0]["shape"]
+        layer = data["layers"][0]
+        [grid] = data["image_layers"][layer["image_layer"]]["grids"]
+        assert grid["shape"] == list(captioner.grid_size)
+        rows, cols = layer["shape"]
         assert cols == captioner.grid_size[0] * captioner.grid_size[1]
         tile = {"layer": 0, "head": 0, "rows": f"0,{rows}", "cols": f"0,{cols}", "quantity": "weights"}
         weights = unpack(client.get(f"{body['attention_url']}tiles", params=tile).content)
