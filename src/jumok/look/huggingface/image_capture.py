@@ -232,10 +232,10 @@ def _build_viewer_data(
     )
 
 
-def _find_free_name(name: str, taken: Any) -> str:
-    if name not in taken:
+def _find_free_name(name: str, names: Any) -> str:
+    if name not in names:
         return name
     number = 2
-    while f"{name} [{number}]" in taken:
+    while f"{name} [{number}]" in names:
         number += 1
     return f"{name} [{number}]"

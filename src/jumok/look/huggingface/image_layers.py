@@ -159,11 +159,11 @@ class LayerPlacer:
             return []
         placed: list[tuple[ViewerLayer, ImagePlacement | None]] = []
         for number, crop in enumerate(self.crops):
-            found = place_encoder_keys(self.model, crop, num_keys)
-            if found is None:
+            encoder_keys = place_encoder_keys(self.model, crop, num_keys)
+            if encoder_keys is None:
                 self.left_out.append(f"{captured.name} has {num_keys} patches of each image")
                 return []
-            grid, num_prefix = found
+            grid, num_prefix = encoder_keys
             labels = _label_patches([grid], num_keys, 1, self._name_prefix(num_prefix))
             rows = labels if num_queries == num_keys else ["pooling"]
             layer = ViewerLayer.from_captured(
@@ -180,14 +180,14 @@ class LayerPlacer:
         placed: list[tuple[ViewerLayer, ImagePlacement | None]] = []
         for image in range(num_images):
             tiles = [crop for crop in self.crops if crop.index // tiles_per_image == image]
-            found = place_joint_tiles(self.model, tiles, tiles_per_image, num_keys) if not rest else []
-            if not found:
+            grids = place_joint_tiles(self.model, tiles, tiles_per_image, num_keys) if not rest else []
+            if not grids:
                 self.left_out.append(f"{captured.name} attends to {num_keys} patches of several tiles")
                 return []
-            labels = _label_patches(found, num_keys, 1)
+            labels = _label_patches(grids, num_keys, 1)
             layer = ViewerLayer.from_captured(captured, image, row_labels=labels, col_labels=labels)
             suffix = f" [image {image + 1}]" if num_images > 1 else ""
-            placed.append((replace(layer, name=f"{captured.name}{suffix}"), _build_placement(found, num_keys)))
+            placed.append((replace(layer, name=f"{captured.name}{suffix}"), _build_placement(grids, num_keys)))
         return placed
 
     def _place_packed_encoder(self, captured: CapturedLayer) -> list[tuple[ViewerLayer, ImagePlacement | None]]:

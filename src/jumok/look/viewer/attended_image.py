@@ -68,13 +68,13 @@ class ImageMedium(Medium):
             layer.shape[0], is_self=self.has_patch_queries(layer), is_causal="causal" in layer.kind
         )
         is_generated = layer.first_generated[0] is not None
-        kept, remaining = [], MAX_WORDS
+        spans, remaining = [], MAX_WORDS
         for start, stop in reversed(rows) if is_generated else rows:
             length = min(stop - start, remaining)
             remaining -= length
             if length:
-                kept.append((stop - length, stop) if is_generated else (start, start + length))
-        return sorted(kept)
+                spans.append((stop - length, stop) if is_generated else (start, start + length))
+        return sorted(spans)
 
     def list_figure_rows(self, layer: ViewerLayer) -> list[int]:
         """Return the queries that a figure shows: the words that were generated, or all; without special tokens."""

@@ -155,7 +155,7 @@ class _BlockBuilder:
     ) -> None:
         self.factors, self.detail, self.detailed, self.averaged = factors, detail, detailed, averaged
         self._sampled_rows: dict[_HeadKey, FloatArray] = {}  # by item, layer and head
-        self._mask_keys = {_get_mask_key(found): found.visible for found in factors.values()}
+        self._mask_keys = {_get_mask_key(layer_factors): layer_factors.visible for layer_factors in factors.values()}
 
     def iterate_blocks(self, item: ViewerData, data_index: int) -> Iterator[Block]:
         if data_index == 0:
@@ -217,14 +217,14 @@ def _factor_scores(
     ]
     if 2 * sum(len(detailed[n, k]) * layer.shape[0] * layer.shape[1] for n, k, layer in layers) <= TARGET_BYTES:
         return {}
-    found = {}
+    factors_by_layer = {}
     for n, k, layer in layers:
         source = layer.source
         if isinstance(source, CapturedWeightSource):
             factors = factor_scores(source.layer.attention, source.batch, detailed[n, k], layer.shape)
             if factors is not None:
-                found[n, k] = factors
-    return found
+                factors_by_layer[n, k] = factors
+    return factors_by_layer
 
 
 def _describe_factors(factors: ScoreFactors) -> dict[str, Any]:

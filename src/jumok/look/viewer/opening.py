@@ -77,7 +77,7 @@ def score_heads(layers: Sequence[ViewerLayer]) -> dict[tuple[int, int], float]:
     samples_per_row = sum(len(layer.heads) * layer.shape[1] for layer in layers)
     num_rows = min(MAX_ROWS, max(MIN_RANKED_ROWS, MAX_SAMPLES // samples_per_row))
     statistics = _score_layers(layers, range(len(layers)), num_rows)
-    return {head: found.score for head, found in statistics.items()}
+    return {head: map_statistics.score for head, map_statistics in statistics.items()}
 
 
 def list_candidates(layers: Sequence[ViewerLayer]) -> list[int]:
