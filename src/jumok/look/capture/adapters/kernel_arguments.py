@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Collection
+import sys
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from torch import Tensor
 
-from jumok.look.capture.call_site import UnsupportedCallError
-from jumok.look.capture.patching import Function
+from jumok.look.capture.call_site import UnsupportedCallError, wrap_kernel
+from jumok.look.capture.observer import ObservedCall
+from jumok.look.capture.patching import Function, FunctionPatch
+
+
+def list_kernel_patches(
+    packages: Collection[str], names: Collection[str], read_call: Callable[..., ObservedCall]
+) -> Iterator[FunctionPatch]:
+    """List the patches of these functions of the packages that are loaded.
+
+    ``read_call`` gets the name of the function, the function, its result, and its arguments.
+    """
+    for package in packages:
+        for name in names:
+            function = getattr(sys.modules.get(package), name, None)
+            if callable(function):
+                bound = functools.partial(read_call, name, function)
+                yield FunctionPatch(function, functools.partial(wrap_kernel, read_call=bound))
 
 
 class KernelArguments:

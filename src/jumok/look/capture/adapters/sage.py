@@ -6,16 +6,14 @@ they are quantised.
 
 from __future__ import annotations
 
-import functools
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from jumok.look.capture.adapters.kernel_arguments import KernelArguments
-from jumok.look.capture.call_site import UnsupportedCallError, wrap_kernel
+from jumok.look.capture.adapters.kernel_arguments import KernelArguments, list_kernel_patches
+from jumok.look.capture.call_site import UnsupportedCallError
 from jumok.look.capture.observer import ObservedCall
 from jumok.look.capture.packing import PackedSequences, SequenceMask, fill_lengths
 from jumok.look.capture.patching import Function, FunctionPatch
@@ -37,12 +35,7 @@ IGNORED_ARGUMENTS = {  # how queries, keys and products are quantised, and what 
 
 def list_patches(model: nn.Module) -> Iterator[FunctionPatch]:
     """List the patches of the functions of the package."""
-    for package in PACKAGES:
-        for name in FUNCTIONS:
-            function = getattr(sys.modules.get(package), name, None)
-            if callable(function):
-                read_call = functools.partial(_read_call, name, function)
-                yield FunctionPatch(function, functools.partial(wrap_kernel, read_call=read_call))
+    return list_kernel_patches(PACKAGES, FUNCTIONS, _read_call)
 
 
 def _read_call(name: str, function: Function, result: Any, *args: Any, **options: Any) -> ObservedCall:

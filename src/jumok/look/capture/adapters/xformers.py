@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -11,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from jumok.look.capture.adapters.kernel_arguments import KernelArguments
-from jumok.look.capture.call_site import UnsupportedCallError, wrap_kernel
+from jumok.look.capture.adapters.kernel_arguments import KernelArguments, list_kernel_patches
+from jumok.look.capture.call_site import UnsupportedCallError
 from jumok.look.capture.captured_attention import CapturedAttention
 from jumok.look.capture.observer import ObservedCall
 from jumok.look.capture.packing import PackedSequences, SequenceMask, fill_lengths, gather_pages
@@ -30,12 +28,7 @@ IGNORED_ARGUMENTS = {"p", "op", "output_dtype"}
 
 def list_patches(model: nn.Module) -> Iterator[FunctionPatch]:
     """List the patches of the functions of the package."""
-    for package in PACKAGES:
-        for name in FUNCTIONS:
-            function = getattr(sys.modules.get(package), name, None)
-            if callable(function):
-                read_call = functools.partial(_read_call, name, function)
-                yield FunctionPatch(function, functools.partial(wrap_kernel, read_call=read_call))
+    return list_kernel_patches(PACKAGES, FUNCTIONS, _read_call)
 
 
 class _MaskRule(NamedTuple):
